@@ -108,9 +108,8 @@ class Searcher:
         return top
 
     def _named(self, shape: FleetShape) -> FleetShape:
-        decode = self._pair.decode.name
-        kind = self._pair.prefill.name if shape.split else decode
-        return shape._replace(prefill_kind=kind, decode_kind=decode)
+        prefill, decode = self._pair
+        return shape._replace(prefill_kind=prefill.name, decode_kind=decode.name)
 
     def _meets(self, outcome: FleetOutcome | None) -> bool:
         return outcome is not None and outcome.attainment >= self._target

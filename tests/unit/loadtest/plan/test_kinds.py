@@ -16,7 +16,7 @@ from loadtest.capacity.report import Slo
 from loadtest.plan import by_model, kinds, search
 from loadtest.plan.kinds import Kind, Pair
 from loadtest.plan.plan_command import main
-from loadtest.plan.sizing import Demand, FleetShape, TargetLoad, is_lost, play
+from loadtest.plan.sizing import Demand, FleetShape, TargetLoad, demand, is_lost, play
 from tests.unit.loadtest.plan.test_plan import PROFILE, quiet, steady
 
 GPU = replace(PROFILE, prefix_cache=False)
@@ -100,6 +100,28 @@ def test_prompts_go_to_the_dear_kind_and_streams_to_the_cheap_one() -> None:
     assert all(line.split is not None and line.replicated is not None for line in lines)
 
 
+def test_a_plan_asks_of_each_role_what_its_kind_can_do() -> None:
+    tiny = replace(
+        GPU,
+        max_num_seqs=1,
+        kv_blocks=64,
+        decode_curve=tuple((at, 3 * ms) for at, ms in GPU.decode_curve),
+    )
+    load = TargetLoad(steady(1, 900, 20, 40).arrivals, Slo(ttft_ms=900.0, tpot_ms=20.0))
+    pair = [Kind(tiny, "tiny"), Kind(GPU, "gpu")]
+    need = demand(tiny, load, GPU)
+    assert need == Demand(demand(tiny, load).prefill, demand(GPU, load).decode)
+    searcher = search.Searcher(Pair(*pair), load, 0.95, quiet)
+    assert searcher._need == need
+    found = searcher.best(2, split=True)
+    assert found is not None
+    assert found.tpot_ms == play(FleetShape(1, 1), tiny, load, GPU).tpot_ms
+    assert found.attainment >= 0.95
+    (line, *_) = search.sensitivity(search.Search([found], found, None), found, pair, load, quiet)
+    assert line.split == found.attainment
+    assert play(FleetShape(1, 1), tiny, load).attainment < 0.5
+
+
 def test_a_load_that_no_replicated_fleet_can_serve_on_paper_is_planned_all_the_same() -> None:
     one = replace(GPU, prefill_curve=((100, 100.0), (1_000, 1_000.0), (4_000, 4_000.0)))
     pair = [Kind(one, "a"), Kind(one, "b", 2.0)]
@@ -142,6 +164,8 @@ def test_the_command_names_kinds_and_prices(
     prefills, decodes, first, second = taken["shape"]
     prices = {"gpu": 4.0, "cpu": 0.5, "": 0.0}
     assert taken["price"] == prefills * prices[first] + decodes * prices[second]
+    cost = taken["price"] / 3600 / taken["output_tokens_per_s"] * 1e6
+    assert f"{cost:.2f} <" in said
     unmeasured = profiles(tmp_path, bare=Profile())[0]
     assert main(["--profile", str(gpu), "--profile", str(unmeasured), *load]) == 4
     assert "the profile of bare was not measured" in capsys.readouterr().err

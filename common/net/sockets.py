@@ -1,12 +1,12 @@
 """The only module that imports zmq: callback sockets on the running asyncio loop.
 
 Theory of operation: a `Socket` never waits. `send` gives the frames to libzmq at once or returns
-why it could not. Arriving messages are passed to `on_frames` in a bounded burst, and then the loop
-runs other callbacks. libzmq's file descriptor is edge-triggered and a send may consume its event,
-so events are read again after each send. A ROUTER is mandatory-routing: sending to a peer that is
-gone returns GONE at once, so that a crash is found by the lost connection (see `Ping`) and not by a
-watchdog. A DEALER queues only on a live connection, so nothing stale is delivered to a restarted
-peer.
+why it could not. Arriving messages are passed to `on_frames` in bursts (`bursts.py`), between which
+the loop runs other callbacks. libzmq's file descriptor is edge-triggered and a send may consume its
+event, so events are read again after each send. A ROUTER is mandatory-routing: sending to a peer
+that is gone returns GONE at once, so that a crash is found by the lost connection (see `Ping`) and
+not by a watchdog. A DEALER queues only on a live connection, so nothing stale is delivered to a
+restarted peer.
 
 With a `Curve`, TCP sockets are encrypted and mutually authenticated (ZeroMQ RFC 26, 27). A peer
 that uses plaintext, holds a key that is not in the allow-list, or expects another key than ours
@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -30,26 +31,22 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from common.errors import BatonError, Code
+from common.net.bursts import Bursts
 from common.net.endpoints import Endpoint, Pattern
 from common.net.peer_routes import PeerRoutes, with_secret
 from common.process.owned_files import own_folder
 from common.security.files import Secret
 from common.security.gate import Gate
 
-BURST = 128
 LARGE_BYTES = 1 << 20
 """A frame of that size, which has images, is sent from where it lies, because a copy takes
 milliseconds."""
 BACKLOG = 1024
-RECONNECT_MS = 20
-RECONNECT_MS_MAX = 500
-HEARTBEAT_MS = 1_000
-HEARTBEAT_TIMEOUT_MS = 3_000
-LINGER_MS = 200
+RECONNECT_MS, RECONNECT_MS_MAX = 20, 500
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1_000, 3_000
+LINGER_MS, HANDSHAKE_MS_MAX = 200, 10_000
 IPC_MODE = 0o660
-HANDSHAKE_MS_MAX = 10_000
-REDIAL_SECONDS = 0.25
-WATCH_SECONDS = 1.0
+REDIAL_SECONDS, WATCH_SECONDS = 0.25, 1.0
 ZAP_ADDRESS, ZAP_DOMAIN = "inproc://zeromq.zap.01", b"baton"
 
 _TYPES = {
@@ -185,6 +182,7 @@ class Socket:
         self._connected = False
         self._key = ""
         self._dials = 0
+        self._bursts = Bursts(self._deliver)
         self._redialling: asyncio.TimerHandle | None = None
         pattern = endpoint.binds if self._binds else endpoint.connects
         context = zmq.Context.instance() if self._curve is None else self._curve.context
@@ -282,11 +280,11 @@ class Socket:
     def start(self) -> None:
         """Begins to deliver messages, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self.deliver)
+        self._loop.add_reader(self._socket.fileno(), self._bursts.run)
         if self._monitor is not None:
             self._loop.add_reader(self._monitor.fileno(), self._deliver_monitor)
             self._loop.call_soon(self._deliver_monitor)
-        self._loop.call_soon(self.deliver)
+        self._bursts.start()
 
     def send(self, frames: list[bytes]) -> Sent:
         """Sends one message without waiting. For a ROUTER the first frame is the receiver's
@@ -307,7 +305,7 @@ class Socket:
                 return Sent.GONE
             raise BatonError(Code.INTERNAL, f"send failed: {error.strerror}") from error
         if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._loop.call_soon(self.deliver)
+            self._bursts.soon()
         return Sent.OK
 
     def host_of(self, identity: bytes) -> str:
@@ -333,18 +331,20 @@ class Socket:
         self._socket.close()
 
     def deliver(self) -> None:
-        """Delivers what has come, up to `BURST` messages at once. The loop calls it by itself."""
-        for _ in range(BURST):
-            if self._socket.closed:
-                return
-            try:
-                frames = self._receive()
-            except zmq.Again:
-                return
-            if frames is not None:
-                self._on_frames(frames)
-        if self._loop is not None:
-            self._loop.call_soon(self.deliver)
+        """What has come, up to `BURST` messages, however long it takes. The loop does it itself."""
+        self._bursts.run(math.inf)
+
+    def _deliver(self) -> bool:
+        """One message, if one has come."""
+        if self._socket.closed:
+            return False
+        try:
+            frames = self._receive()
+        except zmq.Again:
+            return False
+        if frames is not None:
+            self._on_frames(frames)
+        return True
 
     def _receive(self) -> list[bytes] | None:
         """The next message; None if its sender may not send it. Raises zmq.Again."""

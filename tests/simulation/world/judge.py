@@ -251,9 +251,8 @@ class Judge:
         if not len(tables.waiting) or not router.calm(CALM_SECONDS):
             return False
         quarantine, head = tables.quarantine, tables.waiting.head()
-        if head.waits_for is WaitFor.TRIAL and (
-            quarantine.trials.rows or not quarantine.may_be_tried(head.digest)
-        ):
+        accused = quarantine.is_suspect(head.digest) and not quarantine.may_be_tried(head.digest)
+        if head.waits_for is WaitFor.TRIAL and (quarantine.trials.rows or accused):
             return False
         lowest = head.priority is preempt.LOWEST
         able = [w for w in tables.workers.values() if w.ready and (lowest or not w.speed.patient)]

@@ -7,7 +7,8 @@ sockets.
 
 A key names one attempt: `REQUEST_ID#ATTEMPT` (`engine_key`). A request that is given to `add` ends
 with exactly one `Output` that has `finish_reason` or `error` set, unless it was aborted first;
-after `abort` no output is delivered for it. On P the request's `ticket` names the D that gets the
+after `abort` no output is delivered for it. A stream that is told to `leave` ends with its key in
+`Batch.left`, unless it ended first. On P the request's `ticket` names the D that gets the
 KV. Such a request ends with reason `length` once all KV is computed, and the engine keeps the
 blocks until the handoff ends (`KvDone`), its lease expires, or the attempt is aborted.
 """
@@ -130,6 +131,8 @@ class Batch:
     outputs: list[Output] = field(default_factory=list)
     #: Handoffs that ended.
     kv_done: list[KvDone] = field(default_factory=list)
+    #: Keys of streams that have left, after the last of their outputs.
+    left: list[str] = field(default_factory=list)
     #: Load after the step, without the times that `Engine.load` adds.
     load: Load | None = None
     #: None: the step had no drafts.
@@ -207,11 +210,17 @@ class Engine(Protocol):
         the engine refuses it; no output follows then."""
         ...
 
-    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
+    async def abort(self, request_id: str, attempt: int) -> None:
         """Frees all that this attempt holds here, KV under a lease included. An unknown attempt is
-        ignored. `keep_tokens`: of a stream on D, its prompt tokens and those that were sent; the KV
-        of all of these but the last stays for `[kv] keep_ms`, or until `hand_over` has given it
-        away, if it is all there. A `KvDone` of side `send` tells that it is freed."""
+        ignored."""
+        ...
+
+    def leave(self, request_id: str, attempt: int) -> None:
+        """On D, this stream goes on elsewhere. It ends with the step that runs, whose tokens are
+        delivered as ever (one that runs ahead of it is lost), and `Batch.left` names it. The KV of
+        all its tokens but the last stays for `[kv] keep_ms`, or until `hand_over` has given it
+        away, if it is all there. A later `KvDone` of side `send` tells that it is freed. Never
+        waits."""
         ...
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:

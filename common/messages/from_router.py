@@ -206,8 +206,9 @@ class Prefetch(Message, frozen=True):
 
 
 class Move(Message, frozen=True):
-    """Router to D: end this stream after its last token with the error `moved`, so that its gateway
-    continues it elsewhere, and keep its KV for a while. Answered by `Ended`. Idempotent."""
+    """Router to D: end this stream with the step that runs, with the error `moved`, so that its
+    gateway continues it elsewhere, and keep its KV for a while. Answered by `Ended`, of another
+    reason if it ends before. Idempotent."""
 
     request_id: str
     attempt: int

@@ -65,9 +65,11 @@ class FrameDropped:
 
 @dataclass(frozen=True, slots=True)
 class DrainOver:
-    """This worker must stop soon. The requests that it still has continue elsewhere."""
+    """This worker must stop soon. The requests that it still has continue elsewhere. `at_once`:
+    the engine is not waited for."""
 
     reason: str
+    at_once: bool = False
 
 
 Event = (
@@ -99,8 +101,14 @@ class AbortInEngine:
 
     request_id: str
     attempt: int
-    #: As in `Engine.abort`.
-    keep_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveEngine:
+    """Makes the engine end a stream with the step that runs, and keep its KV."""
+
+    request_id: str
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,9 @@ class ToGateway:
     deltas: list[Delta]
 
 
-Action = AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | ToRouter | ToGateway
+Action = (
+    AddToEngine | AbortInEngine | LeaveEngine | HandOverKept | CopyInEngine | ToRouter | ToGateway
+)
 
 
 class WorkerCore(Protocol):

@@ -58,15 +58,12 @@ from common.telemetry.log import Logger
 from common.worker.actions import (
     AbortInEngine,
     Action,
-    AddToEngine,
-    CopyInEngine,
     Dispatched,
     DrainOver,
     EngineRefused,
     Event,
     FrameDropped,
     GatewayGone,
-    HandOverKept,
     ToGateway,
     ToRouter,
     WorkerCore,
@@ -201,8 +198,9 @@ class Worker:
         if self.curve is not None:
             self.curve.close()
 
-    def _give_up(self) -> None:
-        self.handle(DrainOver(f"{self._core.role} worker {self._name} is stopping"))
+    def _give_up(self, at_once: bool) -> None:
+        reason = f"{self._core.role} worker {self._name} is stopping"
+        self.handle(DrainOver(reason, at_once))
 
     def handle(self, event: Event) -> None:
         """Handles one event and carries out its actions, on the loop's thread only. An action may
@@ -226,15 +224,15 @@ class Worker:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case AddToEngine() | AbortInEngine() | HandOverKept() | CopyInEngine():
-                self._phases.told(action)
-                self._commands.put(action)
             case ToRouter():
                 self._to_router(action.message)
             case ToGateway():
                 taken = self._gateways is not None and self._gateways.send(action)
                 if not taken:
                     self.handle(GatewayGone(action.gateway, action.incarnation, "stream is full"))
+            case _:
+                self._phases.told(action)
+                self._commands.put(action)
 
     def _to_router(self, message: Message) -> None:
         if self._routers is not None:

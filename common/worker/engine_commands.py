@@ -24,11 +24,19 @@ from common.worker.actions import (
     CopyInEngine,
     EngineRefused,
     HandOverKept,
+    LeaveEngine,
     WorkerCore,
 )
 
 Command: TypeAlias = (
-    AddToEngine | AbortInEngine | HandOverKept | CopyInEngine | Wake | OrderStore | Prefetch
+    AddToEngine
+    | AbortInEngine
+    | LeaveEngine
+    | HandOverKept
+    | CopyInEngine
+    | Wake
+    | OrderStore
+    | Prefetch
 )
 
 
@@ -76,14 +84,9 @@ class EngineCommands:
                 case AddToEngine() as command:
                     await self._add(command)
                 case AbortInEngine() as command:
-                    key = (command.request_id, command.attempt)
-                    await self._engine.abort(*key, keep_tokens=command.keep_tokens)
-                case HandOverKept() as command:
-                    self._engine.hand_over(command.ticket, command.kept_attempt)
-                case CopyInEngine() as command:
-                    self._engine.copy_ahead(command.order)
-                case OrderStore() as order:
-                    self._engine.order_store(order)
+                    await self._engine.abort(command.request_id, command.attempt)
+                case LeaveEngine() | HandOverKept() | CopyInEngine() | OrderStore() as command:
+                    self._tell(command)
                 case Prefetch() as message if not self.asleep:
                     self._prefetch(message)
                 case Wake(on=True):
@@ -91,6 +94,18 @@ class EngineCommands:
                 case Wake(on=False) if self._warm and not self.asleep and not self._core.active:
                     self.asleep = await self._engine.sleep()
                     self._changed()
+
+    def _tell(self, command: LeaveEngine | HandOverKept | CopyInEngine | OrderStore) -> None:
+        """What the engine does without anybody who waits for it."""
+        match command:
+            case LeaveEngine():
+                self._engine.leave(command.request_id, command.attempt)
+            case HandOverKept():
+                self._engine.hand_over(command.ticket, command.kept_attempt)
+            case CopyInEngine():
+                self._engine.copy_ahead(command.order)
+            case OrderStore():
+                self._engine.order_store(command)
 
     async def _add(self, command: AddToEngine) -> None:
         await self._wake()

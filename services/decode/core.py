@@ -2,12 +2,12 @@
 
 Sans-IO. A stream is in the table from its `Decode` until its one `Ended`. It ends by the engine's
 own finish or error, by an `Abort` of the router or the gateway, by a `Move`, or because its gateway
-is lost. What it is promised may be raised while it runs (`budget.py`). The KV of a stream that
-moves stays in the engine until the worker on which it goes on has taken it, and a drain waits for
-that. All new tokens of one engine step for one gateway leave as one `Tokens`. `index` counts the
-completion tokens sent before, by which the gateway refuses gaps and duplicates. The engine's tokens
-and the handoff's report arrive over different channels, so `DecodeStarted` waits for the report, at
-most until the end of the stream; tokens do not wait.
+is lost. What it is promised may be raised while it runs (`budget.py`). A stream that moves ends
+with the step that its engine is in. Its KV stays there until the worker on which it goes on has
+taken it, and a drain waits for that. All new tokens of one engine step for one gateway leave as one
+`Tokens`. `index` counts the completion tokens sent before, by which the gateway refuses gaps and
+duplicates. The engine's tokens and the handoff's report arrive over different channels, so
+`DecodeStarted` waits for the report, at most until the end of the stream; tokens do not wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from common.identity import identity_of
 from common.kv.messages import KvDone
 from common.messages import (
     Abort,
-    CopiedAhead,
     CopyAhead,
     Decode,
     DecodeStarted,
@@ -44,13 +43,22 @@ from common.worker.actions import (
     Event,
     GatewayGone,
     HandOverKept,
+    LeaveEngine,
     ToGateway,
     ToRouter,
 )
 from services.decode import budget
 from services.decode.grant_limit import GrantLimit
 from services.decode.late_reports import LateReports
-from services.decode.stream import Stream, delta_of, in_frames, trouble_of, with_drafter
+from services.decode.stream import (
+    Stream,
+    copied_ahead,
+    delta_of,
+    held_of,
+    in_frames,
+    trouble_of,
+    with_drafter,
+)
 
 
 class DecodeCore:
@@ -146,6 +154,7 @@ class DecodeCore:
                 Abort(request_id=message.request_id, attempt=current, reason="newer attempt"), now
             )
         ticket, prompt_ids = message.ticket, unpack_ids(event.body.prompt_ids)
+        mine = (self._name, self._incarnation)
         stream = Stream(
             request_id=message.request_id,
             attempt=message.attempt,
@@ -153,13 +162,12 @@ class DecodeCore:
             endpoint=message.stream_endpoint,
             arrived=now,
             awaits_report=ticket is not None,
-            held=self._held_attempt(message, len(prompt_ids), event.body.sampling.max_tokens),
+            held=held_of(message, len(prompt_ids), event.body.sampling.max_tokens, mine),
             kv_tokens=budget.promised(
                 self._limit, message.kv_tokens, len(prompt_ids) + event.body.sampling.max_tokens
             ),
             tell_at=budget.tell_at(message),
         )
-        mine = (self._name, self._incarnation)
         if ticket is not None and (ticket.decode, ticket.decode_incarnation) != mine:
             sentence = "the ticket names another incarnation of this worker"
             return [*actions, *self._reject_dispatch(stream, Code.WORKER_LOST, sentence)]
@@ -186,20 +194,6 @@ class DecodeCore:
         )
         return [*actions, AddToEngine(request)]
 
-    def _held_attempt(self, message: Decode, prompt_tokens: int, max_tokens: int) -> HeldAttempt:
-        ticket, holder = message.ticket, message.holder
-        return HeldAttempt(
-            message.request_id,
-            message.attempt,
-            prompt_tokens,
-            max_tokens,
-            decode=identity_of(self._name, self._incarnation),
-            prefill=identity_of(ticket.prefill, ticket.prefill_incarnation) if ticket else "",
-            gateway=identity_of(message.gateway, message.gateway_incarnation),
-            holder=identity_of(holder.name, holder.incarnation) if holder else "",
-            kv_tokens=message.kv_tokens,
-        )
-
     def _stepped(self, batch: Batch, now: float) -> list[Action]:
         routed: dict[tuple[str, str], tuple[str, list[Delta]]] = {}
         pooled_bytes = 0
@@ -213,6 +207,8 @@ class DecodeCore:
             routed.setdefault(stream.gateway, (stream.endpoint, []))[1].append(delta)
             reports += self._advance(stream, output, now)
             pooled_bytes += len(output.pooled)
+        for key in batch.left:
+            reports += self._left(key, now)
         sends: list[Action] = [
             ToGateway(name, incarnation, endpoint, part)
             for (name, incarnation), (endpoint, deltas) in routed.items()
@@ -251,7 +247,7 @@ class DecodeCore:
             self._kept.discard(engine_key(done.request_id, done.attempt))
             return []
         if done.side == "copy":
-            return [ToRouter(_copied_ahead(done))]
+            return [ToRouter(copied_ahead(done))]
         actions: list[Action] = [ToRouter(trouble_of(done))] if done.trouble else []
         done = with_drafter(done, self._drafter_cold)
         stream = self._streams.get(engine_key(done.request_id, done.attempt))
@@ -329,23 +325,34 @@ class DecodeCore:
 
     def _drain_over(self, event: DrainOver, now: float) -> list[Action]:
         actions: list[Action] = []
-        for key in list(self._streams):
+        for key, stream in list(self._streams.items()):
             actions += self._give_up(key, Code.DRAINING, event.reason, now)
+            if event.at_once and stream.leaves is not None:
+                actions += self._refused(stream.leaves, now)
         return actions
 
     def _give_up(self, key: str, code: Code, reason: str, now: float) -> list[Action]:
         """Ends a stream with an error after its last token, so that its gateway continues it
-        elsewhere and loses none. The engine keeps its KV."""
+        elsewhere and loses none. The last is that of the step that runs; the engine keeps the KV.
+        Without a token there is nothing to keep or to wait for."""
         stream = self._streams.get(key)
-        if stream is None:
+        if stream is None or stream.leaves is not None:
             self.dropped += 1
             return []
-        keep_tokens = stream.held.prompt_tokens + stream.emitted if stream.emitted else 0
-        if keep_tokens:
-            self._kept.add(key)
-        refused = EngineRefused(stream.request_id, stream.attempt, code, reason)
-        abort = AbortInEngine(stream.request_id, stream.attempt, keep_tokens)
-        return [abort, *self._refused(refused, now)]
+        attempt = stream.request_id, stream.attempt
+        refused = EngineRefused(*attempt, code, reason)
+        if not stream.emitted:
+            return [AbortInEngine(*attempt), *self._refused(refused, now)]
+        stream.leaves = refused
+        return [LeaveEngine(*attempt)]
+
+    def _left(self, key: str, now: float) -> list[Action]:
+        stream = self._streams.get(key)
+        if stream is None or stream.leaves is None:
+            self.dropped += 1
+            return []
+        self._kept.add(key)
+        return self._refused(stream.leaves, now)
 
     def _end(
         self,
@@ -390,9 +397,3 @@ class DecodeCore:
             request_id=stream.request_id, attempt=stream.attempt, error=code, message=sentence
         )
         return [ToGateway(*stream.gateway, stream.endpoint, [delta]), ToRouter(ended)]
-
-
-def _copied_ahead(done: KvDone) -> CopiedAhead:
-    return CopiedAhead(
-        request_id=done.request_id, attempt=done.attempt, held=done.held, message=done.message
-    )

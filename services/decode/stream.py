@@ -8,9 +8,18 @@ from dataclasses import dataclass
 import msgspec
 
 from common.engine.port import ColdAfter, Output, engine_key
-from common.identity import attempt_of_pull
+from common.identity import attempt_of_pull, identity_of
 from common.kv.messages import KvDone
-from common.messages import DecodeStarted, Delta, HeldAttempt, KvReport, PairTrouble
+from common.messages import (
+    CopiedAhead,
+    Decode,
+    DecodeStarted,
+    Delta,
+    HeldAttempt,
+    KvReport,
+    PairTrouble,
+)
+from common.worker.actions import EngineRefused
 
 FRAME_POOLED_BYTES_MAX = 1 << 19
 """With what else is in it, less than a frame may have."""
@@ -44,6 +53,8 @@ class Stream:
     #: At how many tokens, its next step counted ahead, routers are told that it comes near to what
     #: it is promised; 0 = never.
     tell_at: int = 0
+    #: How it ends once its engine has let it go; None: it stays.
+    leaves: EngineRefused | None = None
     #: What its handoff moved; None if nothing was remote.
     kv: KvReport | None = None
     #: Milliseconds from its arrival until its remote KV was in place.
@@ -59,6 +70,24 @@ class Stream:
         return self.held.prompt_tokens + self.emitted
 
 
+def held_of(
+    message: Decode, prompt_tokens: int, max_tokens: int, mine: tuple[str, str]
+) -> HeldAttempt:
+    """`mine`: name and incarnation of the worker."""
+    ticket, holder = message.ticket, message.holder
+    return HeldAttempt(
+        message.request_id,
+        message.attempt,
+        prompt_tokens,
+        max_tokens,
+        decode=identity_of(*mine),
+        prefill=identity_of(ticket.prefill, ticket.prefill_incarnation) if ticket else "",
+        gateway=identity_of(message.gateway, message.gateway_incarnation),
+        holder=identity_of(holder.name, holder.incarnation) if holder else "",
+        kv_tokens=message.kv_tokens,
+    )
+
+
 def trouble_of(done: KvDone) -> PairTrouble:
     return PairTrouble(
         request_id=attempt_of_pull((done.request_id, done.attempt))[0],
@@ -67,6 +96,12 @@ def trouble_of(done: KvDone) -> PairTrouble:
         prefill_incarnation=done.peer_incarnation,
         kind=done.trouble,
         message=done.message,
+    )
+
+
+def copied_ahead(done: KvDone) -> CopiedAhead:
+    return CopiedAhead(
+        request_id=done.request_id, attempt=done.attempt, held=done.held, message=done.message
     )
 
 

@@ -49,6 +49,7 @@ class Stream:
 
     request_id: str = ""
     tokens: list[int] = field(default_factory=list)
+    #: Of each token.
     times: list[float] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -180,5 +181,5 @@ async def read(
             assert "error" not in chunk, chunk
             ids = chunk["choices"][0].get("token_ids") or []
             stream.tokens += ids
-            stream.times += [time.monotonic()] if ids else []
+            stream.times += [time.monotonic()] * len(ids)
             stream.begun.set()

@@ -45,9 +45,11 @@ class PlayedEngine:
             raise BatonError(Code.CONTEXT_LENGTH_EXCEEDED, self.refuse)
         self.asked.put_nowait(f"add {request.key} {request.prompt_ids}")
 
-    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
-        keep = f" and keep {keep_tokens}" if keep_tokens else ""
-        self.asked.put_nowait(f"abort {request_id}#{attempt}{keep}")
+    async def abort(self, request_id: str, attempt: int) -> None:
+        self.asked.put_nowait(f"abort {request_id}#{attempt}")
+
+    def leave(self, request_id: str, attempt: int) -> None:
+        self.asked.put_nowait(f"leave {request_id}#{attempt}")
 
     def hand_over(self, ticket: Ticket, kept_attempt: int) -> None:
         self.asked.put_nowait(f"hand {ticket.request_id}#{kept_attempt} over to {ticket.decode}")

@@ -15,7 +15,7 @@ from common.errors import Code
 from common.identity import AttemptKey
 from common.kv.messages import KvDone
 from common.messages import Abort, HandOver, Hello
-from common.worker.actions import AbortInEngine, AddToEngine, ToRouter
+from common.worker.actions import AbortInEngine, AddToEngine, LeaveEngine, ToRouter
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
 from services.gateway.requests import recovery
@@ -53,6 +53,7 @@ DECODE_DISPATCHED = DecodeCore._dispatched
 DECODE_DELTA = DecodeCore._advance
 DECODE_KV_DONE = DecodeCore._kv_done
 DECODE_GIVES_UP = DecodeCore._give_up
+DECODE_LEFT = DecodeCore._left
 PREFILL_ABORTED = PrefillCore._aborted
 LEAVE = RequestLifecycle.leave
 PREFERENCES = moves.preferences
@@ -211,10 +212,12 @@ def gives_up_with_another_error(
 
 
 def keeps_nothing(core: DecodeCore, *args: Any) -> list[Any]:
-    return [
-        replace(a, keep_tokens=0) if isinstance(a, AbortInEngine) else a
-        for a in DECODE_GIVES_UP(core, *args)
-    ]
+    actions = DECODE_GIVES_UP(core, *args)
+    stream = core._streams.get(args[0])
+    if stream is None or stream.leaves is None:
+        return actions
+    aborted = AbortInEngine(stream.request_id, stream.attempt)
+    return [aborted, *core._refused(stream.leaves, args[-1])]
 
 
 # ------------------------------------------------------------ the gateway
@@ -273,14 +276,16 @@ def forgets_that_kept_kv_was_freed(core: DecodeCore, done: KvDone, now: float) -
 
 
 def gives_up_without_stopping(core: DecodeCore, *args: Any) -> list[Any]:
-    return [a for a in DECODE_GIVES_UP(core, *args) if not isinstance(a, AbortInEngine)]
+    return [a for a in DECODE_GIVES_UP(core, *args) if not isinstance(a, LeaveEngine)]
 
 
-def keeps_more_than_was_sent(core: DecodeCore, *args: Any) -> list[Any]:
-    return [
-        replace(a, keep_tokens=a.keep_tokens + 8) if isinstance(a, AbortInEngine) else a
-        for a in DECODE_GIVES_UP(core, *args)
-    ]
+def does_not_wait_for_the_step(core: DecodeCore, *args: Any) -> list[Any]:
+    key, _code, _reason, now = args
+    return [*DECODE_GIVES_UP(core, *args), *DECODE_LEFT(core, key, now)]
+
+
+def hears_nothing_of_those_that_left(_core: DecodeCore, *_args: Any) -> list[Any]:
+    return []
 
 
 Mutant = tuple[object, str, Any]
@@ -334,7 +339,8 @@ MUTANTS: dict[str, Mutant] = {
     "prefill: handoff not noted": (PrefillCore, "_on_kv_done", nothing),
     "decode: kept KV forgotten": (DecodeCore, "_kv_done", forgets_that_kept_kv_was_freed),
     "decode: goes on after it gave up": (DecodeCore, "_give_up", gives_up_without_stopping),
-    "decode: keeps what it has not": (DecodeCore, "_give_up", keeps_more_than_was_sent),
+    "decode: ends before the step does": (DecodeCore, "_give_up", does_not_wait_for_the_step),
+    "decode: hears nothing of who left": (DecodeCore, "_left", hears_nothing_of_those_that_left),
     "move: the named worker is not preferred": (moves, "preferences", goes_anywhere),
     "move: back to where it came from": (moves, "preferences", goes_back_first),
     "move: everything may leave": (moves, "why_it_stays", lambda *_: ""),

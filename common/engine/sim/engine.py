@@ -25,6 +25,7 @@ from common.engine.port import Batch, EngineInfo, EngineRequest, engine_key, poo
 from common.engine.sim.model import SimKv, not_modelled
 from common.engine.sim.scheduler import SimCore, SimRequest
 from common.errors import BatonError, Code
+from common.identity import AttemptKey
 from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
@@ -72,6 +73,8 @@ class SimEngine:
         self._clock = clock
         self._step_due: float | None = None
         self._steps = RollingP99()
+        #: Streams that end with the step that runs.
+        self._leaving: list[AttemptKey] = []
         self._closed = False
         self._asleep = False
 
@@ -116,14 +119,15 @@ class SimEngine:
         self._core.add(request)
         self._wake.set()
 
-    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
+    async def abort(self, request_id: str, attempt: int) -> None:
         key = engine_key(request_id, attempt)
         self._adapters.release(key)
-        if keep_tokens:
-            self._service.keep((request_id, attempt), self._core.keep(key, keep_tokens))
-        else:
-            self._core.abort(key)
-            self._service.release((request_id, attempt), "aborted by the daemon")
+        self._core.abort(key)
+        self._service.release((request_id, attempt), "aborted by the daemon")
+        self._wake.set()
+
+    def leave(self, request_id: str, attempt: int) -> None:
+        self._leaving.append((request_id, attempt))
         self._wake.set()
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
@@ -171,9 +175,9 @@ class SimEngine:
         self._wake.attach()
         while True:
             self._alive()
-            done = self._handoffs()
-            if done:
-                return Batch(kv_done=done, load=self.load())
+            done, left = self._handoffs(), self._left()
+            if done or left:
+                return Batch(kv_done=done, left=left, load=self.load())
             for begun in self._core.admit():
                 self._begin(begun)
             if self._core.plan_step():
@@ -184,10 +188,10 @@ class SimEngine:
                         self._adapters.release(output.key)
                 for sim_request in grown:
                     self._progress(sim_request)
-                done = self._handoffs()
-                if outputs or done:
+                done, left = self._handoffs(), self._left()
+                if outputs or done or left:
                     drafts = self._core.take_drafts()
-                    return Batch(outputs=outputs, kv_done=done, load=self.load(), drafts=drafts)
+                    return Batch(outputs, done, left, load=self.load(), drafts=drafts)
             else:
                 await self._wake.wait()
 
@@ -232,6 +236,19 @@ class SimEngine:
             key = engine_key(end.request_id, end.attempt)
             self._core.handoff_ended(key, failed=bool(end.error))
         return done
+
+    def _left(self) -> list[str]:
+        """The streams that leave now; what ended or was aborted meanwhile is none of them."""
+        leaving, self._leaving = self._leaving, []
+        left = []
+        for attempt in leaving:
+            key = engine_key(*attempt)
+            blocks = self._core.keep(key)
+            if blocks is not None:
+                self._adapters.release(key)
+                self._service.keep(attempt, blocks)
+                left.append(key)
+        return left
 
     def _alive(self) -> None:
         if self._closed:

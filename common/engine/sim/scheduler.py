@@ -110,17 +110,16 @@ class SimCore:
         self._remove(key)
         return False
 
-    def keep(self, key: str, tokens: int) -> list[int]:
-        """Aborts a stream and returns the blocks that hold the KV of its first `tokens` tokens but
-        the last; `handoff_ended` frees them. None if it does not stream."""
+    def keep(self, key: str) -> list[int] | None:
+        """Ends a stream and returns the blocks that hold the KV of its tokens but the last;
+        `handoff_ended` frees them. None if there is no such stream any more."""
         sim_request = self._requests.get(key)
         if sim_request is None or sim_request.phase is not Phase.DECODE or not sim_request.emitted:
-            self.abort(key)
-            return []
+            return None
         prompt, sampling = sim_request.request.prompt_ids, sim_request.request.sampling
         text = SimText(prompt, sampling.seed, 0, sim_request.request.adapter)
-        sequence = [*prompt, *(text.next_token() for _ in range(tokens - len(prompt)))]
-        end = blocks_for(tokens - 1, self._block_tokens)
+        sequence = [*prompt, *(text.next_token() for _ in range(sim_request.emitted))]
+        end = blocks_for(len(sequence) - 1, self._block_tokens)
         first = len(prompt) // self._block_tokens
         self._kv.compute(sequence, sim_request.blocks, first, end, sim_request.request.adapter)
         sim_request.dropped, sim_request.phase = True, Phase.PINNED

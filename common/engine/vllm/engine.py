@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from common.engine.adapters import Adapter, AdapterTable, not_held
+from common.engine.leaving import Leaving, Left
 from common.engine.port import Batch, EngineInfo, EngineRequest, Output, engine_key
 from common.engine.probe import Probe
 from common.engine.vllm.adapter_loader import lora_request
@@ -35,6 +36,7 @@ from common.engine.vllm.sampling import (
     pooled_of,
     pooling_params,
     prompt_logprobs_of,
+    refuse_lost_state,
     sampling_params,
 )
 from common.errors import BatonError, Code, ConfigError
@@ -61,7 +63,6 @@ from common.messages import (
 )
 from common.net.endpoints import KV_EVENTS
 from common.net.sockets import Socket
-from common.resume import lacking
 from common.telemetry.rolling_p99 import RollingP99
 
 if TYPE_CHECKING:
@@ -71,8 +72,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 3.0
 TASKS = ("generate",)
-QUESTION = "is_sleeping"
-RELEASE = "release_kv_pages"
+QUESTION, RELEASE = "is_sleeping", "release_kv_pages"
 HANDOFF_ENDED: Any = object()
 """In the client's output queue: wakes `next_batch`."""
 
@@ -117,6 +117,7 @@ class VllmEngine:
         self._stepped_at = clock()
         self._steps = RollingP99()
         self._probe = Probe(self._ask, clock)
+        self._leaving = Leaving(client.call_utility_async, client.outputs_queue.put_nowait)
         #: Ends of handoffs that `next_batch` has not returned yet.
         self._ended: list[KvDone] = []
         self._attached, self._closed = False, False
@@ -144,7 +145,7 @@ class VllmEngine:
         if request.key in self._active:
             raise BatonError(Code.DUPLICATE_REQUEST, f"{request.key} is already in the engine")
         self._info.check(request)
-        self._refuse_lost_state(request)
+        refuse_lost_state(request, self._processor.vllm_config, self._info.capacity)
         adapter = await self._used_adapter(request)
         try:
             core_request = self._processed(request, adapter)
@@ -161,21 +162,16 @@ class VllmEngine:
             self._active.pop(request.key, None)
             raise engine_failed(error) from error
 
-    async def abort(self, request_id: str, attempt: int, *, keep_tokens: int = 0) -> None:
+    async def abort(self, request_id: str, attempt: int) -> None:
         self._attach()
         key = engine_key(request_id, attempt)
-        known = self._active.pop(key, None)
-        if keep_tokens:
-            self._side.send(KvKeep(request_id=request_id, attempt=attempt))
-        else:
-            self._side.send(
-                KvRelease(request_id=request_id, attempt=attempt, reason="aborted by the daemon")
-            )
-        if known is not None:
+        why = "aborted by the daemon"
+        self._side.send(KvRelease(request_id=request_id, attempt=attempt, reason=why))
+        if self._take_away(key) is not None:
             await self._client.abort_requests_async([key])
-            self._release_adapter(known)
-            if not self._active:
-                self._probe.on_requests_taken(self._stepped_at)
+
+    def leave(self, request_id: str, attempt: int) -> None:
+        self._leaving.add(engine_key(request_id, attempt))
 
     def adapters(self) -> tuple[AdapterStatus, ...]:
         return self._adapters.statuses() if self._adapters is not None else ()
@@ -246,6 +242,8 @@ class VllmEngine:
                 raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
             except Exception as error:
                 raise engine_failed(error) from error
+            if isinstance(arrived, Left):
+                return Batch(left=self._left(arrived))
             outputs = None if arrived is HANDOFF_ENDED else self._batch(arrived)
             self._side.deliver_waiting()
             ended, self._ended = self._ended, []
@@ -257,7 +255,7 @@ class VllmEngine:
 
         self._attach()
         try:
-            await self._probe.run()
+            await asyncio.gather(self._probe.run(), self._leaving.run())
         except EngineDeadError as error:
             raise BatonError(Code.ENGINE_FAILED, "the engine process has died") from error
         except Exception as error:
@@ -287,23 +285,25 @@ class VllmEngine:
                 )
                 self._events.start()
 
+    def _left(self, keys: Iterable[str]) -> list[str]:
+        """Those that have not ended before. Their KV is kept from here on."""
+        left = [request for key in keys if (request := self._take_away(key)) is not None]
+        for taken in left:
+            self._side.send(KvKeep(request_id=taken.request_id, attempt=taken.attempt))
+        return [taken.key for taken in left]
+
+    def _take_away(self, key: str) -> EngineRequest | None:
+        """A request that no output comes for any more; None if there is no such request."""
+        request = self._active.pop(key, None)
+        if request is not None:
+            self._release_adapter(request)
+            if not self._active:
+                self._probe.on_requests_taken(self._stepped_at)
+        return request
+
     def _on_handoff_ended(self, done: KvDone) -> None:
         self._ended.append(done)
         self._client.outputs_queue.put_nowait(HANDOFF_ENDED)
-
-    def _refuse_lost_state(self, request: EngineRequest) -> None:
-        """Raises BatonError(INVALID_REQUEST) for a continued request whose sampling state this
-        engine cannot restore. Our gateway sends none; a gateway of another version might."""
-        if not request.emitted or request.role is not Role.DECODE:
-            return
-        sampling = request.sampling
-        what = lacking(sampling, restores=self._info.capacity.restores)
-        config = self._processor.vllm_config.structured_outputs_config
-        if not what and sampling.structured and config.reasoning_parser:
-            what = "" if sampling.reasoning_ended else "where its reasoning ended"
-        if what:
-            sentence = f"this engine cannot go on after {request.emitted} tokens without {what}"
-            raise BatonError(Code.INVALID_REQUEST, sentence)
 
     def _adapter_table(self) -> AdapterTable:
         """Raises ConfigError where the engine serves no adapters."""

@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from common.engine.connector.metadata import holder_params, source_params, to_params
 from common.engine.port import EngineRequest
-from common.messages import Pooling, Role, Sampling, Structured, StructureKind, TokenLogprobs
+from common.errors import BatonError, Code
+from common.messages import (
+    Capacity,
+    Pooling,
+    Role,
+    Sampling,
+    Structured,
+    StructureKind,
+    TokenLogprobs,
+)
+from common.resume import lacking
 
 if TYPE_CHECKING:
     from vllm import PoolingParams, SamplingParams
+    from vllm.config import VllmConfig
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreOutput
 
@@ -43,6 +54,21 @@ class ResumeState(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
+
+
+def refuse_lost_state(request: EngineRequest, config: VllmConfig, capacity: Capacity) -> None:
+    """Raises BatonError(INVALID_REQUEST) for a continued request whose sampling state this engine
+    cannot restore. Our gateway sends none; a gateway of another version might."""
+    if not request.emitted or request.role is not Role.DECODE:
+        return
+    sampling = request.sampling
+    what = lacking(sampling, restores=capacity.restores)
+    reasons = config.structured_outputs_config.reasoning_parser
+    if not what and sampling.structured and reasons:
+        what = "" if sampling.reasoning_ended else "where its reasoning ended"
+    if what:
+        sentence = f"this engine cannot go on after {request.emitted} tokens without {what}"
+        raise BatonError(Code.INVALID_REQUEST, sentence)
 
 
 def sampling_params(request: EngineRequest, *, resume_sampler: bool) -> SamplingParams:

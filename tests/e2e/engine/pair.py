@@ -65,6 +65,8 @@ class Worker:
         self.engine = engine
         self.results: dict[str, Result] = {}
         self.kv: dict[tuple[str, int, str], KvDone] = {}
+        #: Engine keys of streams that have left.
+        self.left: set[str] = set()
         self.last_load = Load()
         self.batches = 0
         #: Tokens that were drafted, and those that were accepted.
@@ -80,6 +82,7 @@ class Worker:
                 self.accepted += sum(batch.drafts.accepted)
             for end in batch.kv_done:
                 self.kv[end.request_id, end.attempt, end.side] = end
+            self.left.update(batch.left)
             for output in batch.outputs:
                 result = self.results.setdefault(output.key, Result())
                 result.tokens += output.token_ids
@@ -120,6 +123,7 @@ class Pair:
         self._tasks = Tasks()
         for number, worker in enumerate((self.prefill, self.decode, *self.others)):
             self._tasks.start(f"listen-{number}", worker.listen())
+            self._tasks.start(f"watch-{number}", worker.engine.watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:

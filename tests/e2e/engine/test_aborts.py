@@ -12,7 +12,6 @@ import pytest
 from common.engine.port import Engine, EngineRequest
 from common.errors import BatonError, Code
 from common.messages import Load, Role, Sampling
-from common.process.lifecycle import Tasks
 from common.worker.engine_watch import why_hung
 from tests.e2e.engine.pair import GREEDY, LOAD_TIMEOUT_MS, Pair, Run, until
 
@@ -112,8 +111,7 @@ def test_what_the_engine_refuses_is_said_and_leaves_no_trace(run: Run) -> None:
     run(work)
 
 
-async def watched(engine: Engine, tasks: Tasks) -> None:
-    tasks.start("probe", engine.watch())
+async def idle(engine: Engine) -> None:
     await until(lambda: engine.load().silent_ms == 0.0 and engine.load().step_age_ms == 0.0, 20.0)
 
 
@@ -123,8 +121,8 @@ def test_an_engine_that_is_stopped_is_found_without_its_requests_too(run: Run, b
     there was a probe, such an engine looked idle and well."""
 
     async def work(pair: Pair) -> None:
-        tasks, decode = Tasks(), pair.decode.engine
-        await watched(decode, tasks)
+        decode = pair.decode.engine
+        await idle(decode)
         _, at_d = pair.requests(prompt_of(300), LONG, salt="stopped")
         if busy:
             result = await pair.decode.add(dataclasses.replace(at_d, ticket=None))
@@ -144,7 +142,6 @@ def test_an_engine_that_is_stopped_is_found_without_its_requests_too(run: Run, b
                 core.resume()
         await until(lambda: decode.load().step_age_ms == 0.0, 20.0)
         assert hung(decode.load(), ran=busy) == ""
-        await tasks.cancel_all()
         await pair.decode.empty(STEP_SECONDS_MAX)
 
     run(work)

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from common.engine.port import EngineRequest
+from common.engine.port import EngineRequest, engine_key
 from common.messages import Role, Sampling
 from services.gateway.requests.recovery import remaining_sampling
 from tests.e2e.engine.pair import GREEDY, Pair, Result, Run, until
@@ -64,7 +64,7 @@ def test_many_streams_leave_at_once(run: Run) -> None:
 
 
 def test_kv_that_is_gone_is_told_at_once_and_computed(run: Run) -> None:
-    """Released by the daemon, never there, or aborted before its first token."""
+    """Released by the daemon, or never there."""
 
     async def work(pair: Pair) -> None:
         prompt = LONG[:300]
@@ -72,11 +72,10 @@ def test_kv_that_is_gone_is_told_at_once_and_computed(run: Run) -> None:
         made, after = await moved(pair, prompt, GREEDY, keep=False)
         assert made + after.tokens == whole.tokens
         name = pair.request_id()
-        await pair.prefill.engine.abort(name, 0, keep_tokens=301)
+        pair.prefill.engine.leave(name, 0)
         after = await take(pair, name, prompt, GREEDY, [])
         assert after.tokens == whole.tokens
-        ended = await pair.prefill.kv_end(name, "send")
-        assert ended.error
+        assert engine_key(name, 0) not in pair.prefill.left
 
     run(work)
 
@@ -86,7 +85,7 @@ def test_kv_that_nobody_takes_is_freed(run: Run) -> None:
         name = pair.request_id()
         result = await begin(pair, name, LONG[:200], GREEDY)
         await until(lambda: len(result.tokens) > 2)
-        await pair.prefill.engine.abort(name, 0, keep_tokens=203)
+        await left(pair, name)
         ended = await pair.prefill.kv_end(name, "send")
         assert ended.error
         await pair.prefill.empty()
@@ -120,14 +119,22 @@ async def moved(
     name = pair.request_id()
     result = await begin(pair, name, prompt, sampling, adapter)
     await until(lambda: len(result.tokens) >= cut)
+    if keep:
+        await left(pair, name)
+    else:
+        await pair.prefill.engine.abort(name, 0)
     made = list(result.tokens)
-    kept = len(prompt) + len(made) if keep else 0
-    await pair.prefill.engine.abort(name, 0, keep_tokens=kept)
     after = await take(pair, name, prompt, sampling, made, adapter)
     if keep:
         ended = await pair.prefill.kv_end(name, "send")
         assert not ended.error, ended.message
     return made, after
+
+
+async def left(pair: Pair, name: str) -> None:
+    """Returns when all tokens are there that the first engine makes of it."""
+    pair.prefill.engine.leave(name, 0)
+    await until(lambda: engine_key(name, 0) in pair.prefill.left)
 
 
 async def take(

@@ -6,7 +6,6 @@ whoever continues a text, in whatever attempt, says the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,7 +14,7 @@ from common.engine.port import Batch, EngineRequest, Output, engine_key
 from common.identity import identity_of
 from common.messages import CopyAhead, FinishReason, KvReport, Load, Role, Ticket
 from tests.rigs.messages import kv_done, kv_moved
-from tests.simulation.world.models import FULL, STEP, blocks_held
+from tests.simulation.world.models import FULL, STEP, Held, blocks_held
 from tests.simulation.world.process import Process
 
 PREFILL_SECONDS = (0.004, 0.06)
@@ -31,21 +30,6 @@ POISON = 900_001
 
 def token(first_prompt_id: int, position: int) -> int:
     return (first_prompt_id * 7919 + position * 31) % 50_021
-
-
-@dataclass(slots=True)
-class Held:
-    """One attempt in an engine. `blocks`: that it needs at most, over all groups. `entered`: it has
-    a slot. `taker`: called once when P has computed it, or will not."""
-
-    request: EngineRequest
-    blocks: int
-    computed: bool = False
-    expired: bool = False
-    entered: bool = False
-    running: bool = False
-    emitted: int = 0
-    taker: Callable[[bool], None] | None = None
 
 
 class ModelEngine:
@@ -110,8 +94,7 @@ class PrefillEngine(ModelEngine):
         self._clock.at(self._free_at, lambda: self._owner.when_awake(lambda: self._computed(held)))
         self._clock.after(LEASE_SECONDS, lambda: self._expire(held))
 
-    def abort(self, key: str, keep_tokens: int = 0) -> None:
-        assert not keep_tokens, "only streams are kept"
+    def abort(self, key: str) -> None:
         held = self.held.pop(key, None)
         self._over.add(key)
         if held is not None and held.taker is not None:
@@ -176,6 +159,8 @@ class DecodeEngine(ModelEngine):
     def __init__(self, owner: Process, emit: Callable[[Batch], None]) -> None:
         super().__init__(owner, emit)
         self._stepping = False
+        #: Engine's keys of streams that end with the next step.
+        self._leaving: list[str] = []
         #: Streams that were given up, by the engine's key, until their KV is taken or too old.
         self.kept: dict[str, Held] = {}
         #: Attempts whose KV is not here and will not come, by the engine's key.
@@ -188,7 +173,7 @@ class DecodeEngine(ModelEngine):
     def blocks_of(self, held: Held) -> int:
         """Where streams are promised KV in parts, what they have, not what they need at most."""
         budgets = self._owner.fleet.budgets
-        return blocks_held(self._groups, _tokens(held)) if budgets else held.blocks
+        return blocks_held(self._groups, held.tokens) if budgets else held.blocks
 
     def add(self, request: EngineRequest) -> None:
         total = len(request.prompt_ids) + request.sampling.max_tokens
@@ -210,21 +195,36 @@ class DecodeEngine(ModelEngine):
         else:
             self.after(0.002, lambda: self._fetch(held, ticket))
 
-    def abort(self, key: str, keep_tokens: int = 0) -> None:
-        held = self.held.pop(key, None)
+    def abort(self, key: str) -> None:
+        self.held.pop(key, None)
         self._let_in()
-        if not keep_tokens:
-            self._refuse(key)
-            kept = self.kept.get(key)
-            if kept is not None:
-                self._let_go(key, kept, "cancelled")
+        self._refuse(key)
+        kept = self.kept.get(key)
+        if kept is not None:
+            self._let_go(key, kept, "cancelled")
+
+    def leave(self, key: str) -> None:
+        """With the step that runs: a stream that has a token is in one."""
+        if not self.held[key].emitted:
+            self._clock.violate(f"{key} is to leave, and has no token")
+        self._leaving.append(key)
+
+    def leaves(self, key: str) -> bool:
+        """Whether it ends with the step that runs."""
+        return key in self._leaving and key in self.held
+
+    def _left(self) -> list[Held]:
+        """Those that leave after this step."""
+        leaving, self._leaving = self._leaving, []
+        left = [held for key in leaving if (held := self.held.pop(key, None)) is not None]
+        self._let_in()
+        return left
+
+    def _keep(self, held: Held) -> None:
+        key = held.request.key
+        if keeps_part(self._groups):
+            self._end(held.request, side="send", error="no")
             return
-        if held is None or not held.emitted or keeps_part(self._groups):
-            request_id, _, attempt = key.rpartition("#")
-            self._emit(Batch(kv_done=[kv_done(request_id, int(attempt), side="send", error="no")]))
-            return
-        if len(held.request.prompt_ids) + held.emitted < keep_tokens:
-            self._clock.violate(f"{key} keeps {keep_tokens} tokens, more than it has")
         self.kept[key] = held
         self._clock.after(KEEP_SECONDS, lambda: self._let_go(key, held, "kv_transfer_failed"))
 
@@ -263,7 +263,7 @@ class DecodeEngine(ModelEngine):
         if held is None or ticket != request.ticket:
             self._clock.after(0.05, lambda: taker(False))
             return
-        tokens = len(held.request.prompt_ids) + held.emitted
+        tokens = held.tokens
         if len(request.prompt_ids) > tokens:
             self._clock.violate(f"{request.key} takes KV of {tokens} tokens only")
         taker(True)
@@ -323,9 +323,11 @@ class DecodeEngine(ModelEngine):
         if any(self.is_killed_by(held) for held in running):
             return
         outputs = [self._more(held) for held in running]
-        self._let_in()
+        left = self._left()
         self.after(self._step_seconds(), self._step)
-        self._emit(Batch(outputs=outputs))
+        self._emit(Batch(outputs=outputs, left=[held.request.key for held in left]))
+        for held in left:
+            self._keep(held)
 
     def _step_seconds(self) -> float:
         return self.draw(STEP_SECONDS) * self._owner.fleet.paces.get(self._owner.name, 1.0)
@@ -334,21 +336,17 @@ class DecodeEngine(ModelEngine):
         request = held.request
         wanted = request.sampling.max_tokens - held.emitted
         size = min(wanted, self._clock.random.randint(1, CHUNK_MAX))
-        at = len(request.prompt_ids) + held.emitted
+        at = held.tokens
         first = request.prompt_ids[0]
         ids = [token(first, at + n) for n in range(size)]
         held.emitted += size
         if self._owner.fleet.budgets:
             judge = self._owner.fleet.budget_judge
-            judge.grew(self._owner.identity, request, _tokens(held))
+            judge.grew(self._owner.identity, request, held.tokens)
         reason = FinishReason.LENGTH if size == wanted else ""
         if reason:
             del self.held[request.key]
         return Output(request.key, ids, reason)
-
-
-def _tokens(held: Held) -> int:
-    return len(held.request.prompt_ids) + held.emitted
 
 
 class BothEngines:
@@ -389,10 +387,12 @@ class BothEngines:
         if asking is not None:
             self._prefill.take(*asking)
 
-    def abort(self, key: str, keep_tokens: int = 0) -> None:
-        self._decode.abort(key, keep_tokens)
-        if not keep_tokens:
-            self._prefill.abort(key)
+    def abort(self, key: str) -> None:
+        self._decode.abort(key)
+        self._prefill.abort(key)
+
+    def leave(self, key: str) -> None:
+        self._decode.leave(key)
 
     def take(self, request: EngineRequest, taker: Callable[[bool], None]) -> None:
         engine = self._prefill if self._prefill.knows(request.key) else self._decode

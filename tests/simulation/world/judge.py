@@ -13,9 +13,9 @@ from services.router.records.worker import Worker
 from services.router.rules import preempt
 from services.router.tables import Tables
 from tests.simulation.world.clock import Clock
-from tests.simulation.world.engines import LEASE_SECONDS, POISON, Held
+from tests.simulation.world.engines import LEASE_SECONDS, POISON
 from tests.simulation.world.gateway import TOKEN_WAIT_MS, Client, GatewayProcess
-from tests.simulation.world.models import FULL, GRANT, blocks_held
+from tests.simulation.world.models import FULL, GRANT, Held, blocks_held
 from tests.simulation.world.process import Process
 from tests.simulation.world.router import (
     QUEUE_SECONDS,

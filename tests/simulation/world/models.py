@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import msgspec
 
 from common.blocks import Kept, KvGroup, blocks_for
+from common.engine.port import EngineRequest
 from common.messages import Capacity
 from tests.rigs.messages import capacity
 
@@ -59,3 +62,23 @@ def blocks_held(groups: tuple[KvGroup, ...], tokens: int, step: int = 1) -> int:
         )
         for group in groups
     )
+
+
+@dataclass(slots=True)
+class Held:
+    """One attempt in an engine. `blocks`: that it needs at most, over all groups. `entered`: it has
+    a slot. `taker`: called once when P has computed it, or will not."""
+
+    request: EngineRequest
+    blocks: int
+    computed: bool = False
+    expired: bool = False
+    entered: bool = False
+    running: bool = False
+    emitted: int = 0
+    taker: Callable[[bool], None] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and its answer so far."""
+        return len(self.request.prompt_ids) + self.emitted

@@ -43,6 +43,7 @@ from common.worker.actions import (
     Event,
     GatewayGone,
     HandOverKept,
+    LeaveEngine,
     ToGateway,
     ToRouter,
 )
@@ -126,6 +127,9 @@ class WorkerProcess(Process):
             core.check_invariants()
         if self.depth:
             return
+        for stream in self.decode_core._streams.values():
+            if stream.leaves is not None and not self.decode_engine.leaves(stream.key):
+                self.clock.violate(f"{stream.key} waits in vain to leave {self.name}")
         self.check()
         if self.core.change(self.clock.now):
             self.check()
@@ -283,7 +287,9 @@ class WorkerProcess(Process):
                 self.fleet.judge.granted(self, self.engine.held[action.request.key])
             case AbortInEngine():
                 key = engine_key(action.request_id, action.attempt)
-                self.engine.abort(key, action.keep_tokens)
+                self.engine.abort(key)
+            case LeaveEngine():
+                self.decode_engine.leave(engine_key(action.request_id, action.attempt))
             case HandOverKept():
                 self.decode_engine.hand_over(action.ticket, action.kept_attempt)
             case CopyInEngine():

@@ -20,7 +20,13 @@ from common.messages import (
 )
 from common.net.wire import encode, pack_ids
 from common.process.lifecycle import Tasks
-from common.worker.actions import AbortInEngine, AddToEngine, Dispatched, EngineRefused
+from common.worker.actions import (
+    AbortInEngine,
+    AddToEngine,
+    Dispatched,
+    EngineRefused,
+    LeaveEngine,
+)
 from common.worker.engine_commands import EngineCommands
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit
@@ -123,7 +129,8 @@ async def test_a_prompt_that_waits_in_the_queue_is_prefetched_unless_the_engine_
     order = Prefetch(request_id="r", attempt=1, body=body, source=source)
     odd = Prefetch(request_id="odd", attempt=1, body=b"what no router sends")
     async with running(warm=True) as bench:
-        for command in (order, Wake(), odd, order, AbortInEngine("r", 1)):
+        ends = AbortInEngine("r", 1), LeaveEngine("s", 2)
+        for command in (order, Wake(), odd, order, *ends):
             bench.commands.put(command)
-        told = ["sleep", "wake", "prefetch r#1 [1, 2, 3] from d1", "abort r#1"]
-        assert await bench.asked(4) == told
+        told = ["sleep", "wake", "prefetch r#1 [1, 2, 3] from d1", "abort r#1", "leave s#2"]
+        assert await bench.asked(5) == told

@@ -112,6 +112,7 @@ def test_a_lost_gateway_and_the_end_of_a_drain_are_about_streams(core: RoleCores
 def test_a_stream_that_moves_is_kept_until_it_was_taken(core: RoleCores) -> None:
     handle(core, Batch(outputs=[Output("s#1", [7])]))
     handle(core, Move(request_id="s", attempt=1, reason="an order"))
+    handle(core, Batch(outputs=[Output("p#1", [], "length")], left=["s#1"]))
     assert (held(core), core.active) == (["p"], 2)
     to = ticket("s", 2, prefill="d0", prefill_incarnation="inc-d0")
     assert handle(core, HandOver(ticket=to, kept_attempt=1)) == [HandOverKept(to, 1)]

@@ -155,6 +155,7 @@ def test_what_is_kept_of_a_stream_is_let_go_when_nobody_takes_it() -> None:
     bench = Bench()
     bench.make(3)
     bench(Move(request_id="r", attempt=1, reason="parked"))
+    bench(Batch(left=["r#1"]))
     assert bench.core.active == 1
     abort = Abort(request_id="r", attempt=1, reason="no worker had room in time")
     assert bench(abort) == [AbortInEngine("r", 1)]

@@ -12,12 +12,10 @@ from common.messages import (
     DecodeStarted,
     Delta,
     Ended,
-    HandOver,
     ImageFeatures,
     KvHolder,
     KvReport,
     Message,
-    Move,
     PairTrouble,
     Prefill,
     RequestBody,
@@ -30,17 +28,14 @@ from common.worker.actions import (
     Action,
     AddToEngine,
     Dispatched,
-    DrainOver,
     EngineRefused,
     GatewayGone,
-    HandOverKept,
     ToGateway,
     ToRouter,
 )
 from services.decode.core import DecodeCore
 from services.decode.grant_limit import GrantLimit, grant_limit_of
 from tests.rigs import messages
-from tests.rigs.messages import kv_done
 
 IMAGE = ImageFeatures(digest="d", offset=0, length=2, data=b"pixels")
 BODY = RequestBody(
@@ -226,47 +221,6 @@ def test_a_lost_gateway_drops_only_its_own_streams(bench: Bench) -> None:
     assert bench.core.active == 1
     assert bench(GatewayGone("g1", "another-incarnation", "closed")) == []
     assert bench.core.active == 1
-
-
-def test_at_the_end_of_a_drain_its_streams_are_told_to_go_on_elsewhere(bench: Bench) -> None:
-    bench(dispatch("r"))
-    bench(dispatch("s", gateway="g1"))
-    bench(step(Output("r#1", [10, 11])))
-    actions = bench(DrainOver("d0 is stopping"))
-    assert [a for a in actions if isinstance(a, AbortInEngine)] == [
-        AbortInEngine("r", 1, keep_tokens=4),
-        AbortInEngine("s", 1),
-    ]
-    assert [(d.request_id, d.index, d.token_ids, d.error) for d in deltas(actions)] == [
-        ("r", 2, [], Code.DRAINING),
-        ("s", 0, [], Code.DRAINING),
-    ]
-    ends = [m for m in to_router(actions) if isinstance(m, Ended)]
-    assert [(e.request_id, e.error) for e in ends] == [("r", Code.DRAINING), ("s", Code.DRAINING)]
-    assert bench.core.active == 1, "the KV of r may still be taken"
-    assert bench(DrainOver("again")) == []
-    bench(Batch(kv_done=[kv_done("s", side="send"), kv_done("r", side="receive")]))
-    assert bench.core.active == 1
-    bench(Batch(kv_done=[kv_done("r", side="send")]))
-    assert bench.core.active == 0
-
-
-def test_a_stream_that_moves_ends_after_its_last_token_and_keeps_its_kv(bench: Bench) -> None:
-    bench(dispatch("r"))
-    bench(step(Output("r#1", [10, 11, 12])))
-    actions = bench(Move(request_id="r", attempt=1, reason="d0 is drained"))
-    assert actions[0] == AbortInEngine("r", 1, keep_tokens=5)
-    (delta,) = deltas(actions)
-    assert (delta.index, delta.token_ids, delta.error) == (3, [], Code.MOVED)
-    (ended,) = [m for m in to_router(actions) if isinstance(m, Ended)]
-    assert (ended.error, ended.completion_tokens) == (Code.MOVED, 3)
-    assert bench(step(Output("r#1", [13]))) == []
-    assert bench(Move(request_id="r", attempt=1, reason="again")) == []
-    to_d1 = messages.ticket("r", 2, prefill="d0", decode="d1")
-    assert bench(HandOver(ticket=to_d1, kept_attempt=1)) == [HandOverKept(to_d1, 1)]
-    assert bench.core.active == 1
-    bench(Batch(kv_done=[kv_done("r", side="send")]))
-    assert bench.core.active == 0
 
 
 def test_a_newer_attempt_replaces_the_older_and_an_older_one_is_dropped(bench: Bench) -> None:

@@ -101,6 +101,35 @@ async def test_it_sleeps_while_it_has_nothing_and_must_be_woken_for_a_request(pa
     assert (await pair.alone(prompt, TEXT)).tokens == text
 
 
+async def test_a_stream_that_leaves_gets_its_last_step_and_goes_on_elsewhere(pair: Pair) -> None:
+    name, prompt, engine = pair.request_id(), prompt_of(100), pair.prefill.engine
+    whole = (await pair.alone(prompt, TEXT)).tokens
+    result = await pair.prefill.add(EngineRequest(name, 0, Role.DECODE, prompt, TEXT))
+    await until(lambda: bool(result.tokens))
+    made = len(result.tokens)
+    engine.leave(name, 0)
+    await until(lambda: f"{name}#0" in pair.prefill.left)
+    assert result.tokens == whole[: made + 1]
+    ticket, rest = pair.ticket(name, attempt=1), Sampling(max_tokens=len(whole) - made - 1)
+    engine.hand_over(ticket, 0)
+    ids = prompt + result.tokens
+    after = await pair.decode.add(EngineRequest(name, 1, Role.DECODE, ids, rest, ticket))
+    await asyncio.wait_for(after.done.wait(), 5)
+    assert (result.tokens + after.tokens, after.cached) == (whole, len(ids) - 1)
+    assert not (await pair.prefill.kv_end(name, "send")).error
+    await pair.prefill.empty()
+
+
+async def test_one_that_has_ended_does_not_leave(pair: Pair) -> None:
+    await pair.alone(prompt_of(100), TEXT)
+    (key,) = pair.decode.results
+    request_id, _, attempt = key.rpartition("#")
+    pair.decode.engine.leave(request_id, int(attempt))
+    await pair.alone(prompt_of(50), TEXT)
+    await pair.decode.empty()
+    assert not pair.decode.left
+
+
 async def test_seed_and_every_prompt_token_matter(pair: Pair) -> None:
     prompt = prompt_of(100)
     text = (await pair.alone(prompt, TEXT)).tokens

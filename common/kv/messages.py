@@ -222,7 +222,7 @@ class KvRelease(Message, frozen=True):
 
 
 class KvKeep(Message, frozen=True):
-    """Daemon to its engine's KV thread: this stream of D is aborted, and its KV is wanted
+    """Daemon to its engine's KV thread: this stream of D has left, and its KV is wanted
     elsewhere. Answered by one `KvDone`, side `send`, when it is freed."""
 
     request_id: str

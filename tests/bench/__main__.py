@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from tests.bench import (
@@ -68,6 +69,7 @@ def main() -> int:
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(BENCHES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # with its fleets
     for name in names:
         print(f"== {name}")
         BENCHES[name]()

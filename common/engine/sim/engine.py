@@ -2,7 +2,7 @@
 
 Theory of operation: `SimCore` decides; this shell waits and moves KV. Steps run inside
 `next_batch`, which a worker always awaits, so the engine needs no task of its own. An idle engine
-waits for one event that `add`, `abort` and the KV thread set.
+waits for one event that `add`, `abort`, `leave` and the KV thread set.
 """
 
 from __future__ import annotations

@@ -103,8 +103,9 @@ async def test_it_sleeps_while_it_has_nothing_and_must_be_woken_for_a_request(pa
 
 async def test_a_stream_that_leaves_gets_its_last_step_and_goes_on_elsewhere(pair: Pair) -> None:
     name, prompt, engine = pair.request_id(), prompt_of(100), pair.prefill.engine
-    whole = (await pair.alone(prompt, TEXT)).tokens
-    result = await pair.prefill.add(EngineRequest(name, 0, Role.DECODE, prompt, TEXT))
+    long = Sampling(max_tokens=400, temperature=0.0)
+    whole = (await pair.alone(prompt, long)).tokens
+    result = await pair.prefill.add(EngineRequest(name, 0, Role.DECODE, prompt, long))
     await until(lambda: bool(result.tokens))
     made = len(result.tokens)
     engine.leave(name, 0)

@@ -48,6 +48,10 @@ class Probe:
         """All requests were taken from the engine, whose last step was at `since`. It is asked at
         once."""
         self._owed_since = since
+        self.ask_now()
+
+    def ask_now(self) -> None:
+        """An engine without requests looks for other work of its own when it is asked."""
         self._ask_now.set()
 
     async def run(self) -> None:

@@ -189,6 +189,8 @@ class KvOffer(Message, frozen=True):
     such names."""
     owner: bytes = b""
     """Whose blocks they are (`common.kv.store.recency.owner_of`)."""
+    goes_on: bool = False
+    """Whether the stream is to go on at the holder."""
 
 
 class KvTaken(Message, frozen=True):
@@ -321,6 +323,9 @@ class KvCopied(Message, frozen=True):
     """The hashes of blocks that the disk holds no more."""
     disk: bool = False
     """Whether it is about the disk."""
+    ahead: bool = False
+    """Whether a stream that needs blocks of the store is to go on here: an engine without work is
+    to make a step, which begins to load them."""
 
 
 class KvDone(Message, frozen=True):

@@ -69,6 +69,8 @@ class KvHolder(msgspec.Struct, frozen=True, kw_only=True):
     kv_address: str
     #: Whether blocks are of use there when the stream is over: it is a pool.
     lasting: bool = False
+    #: Whether the stream is to go on there: its engine gets the blocks ahead, too.
+    goes_on: bool = False
 
 
 class KvCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +196,8 @@ class KvCounts(msgspec.Struct, frozen=True, kw_only=True):
     store_offered: Count = 0
     #: Blocks that were not offered, or not taken, because one side was behind or had no room.
     offers_skipped: Count = 0
+    #: Blocks that the engine got out of the store before the stream that goes on there came.
+    store_ahead: Count = 0
     #: Blocks in the memory of the store that an operator keeps there now; no count.
     store_pinned: Count = 0
     #: Blocks that came to the memory of the store because their request would probably come, those

@@ -19,8 +19,9 @@ from common.kv.handoff.counters import HandoffCounters
 from common.kv.layout import Geometry, HostMemory
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DiskPlace
+from common.kv.store.record import Spill
 from common.kv.store.side import StoreSide, StoreSize, open_store
-from common.kv.store.table import BlockCopy, BlockName, Medium, Spill
+from common.kv.store.table import BlockCopy, BlockName, Medium
 
 BLOCKS, LAYERS, PAGE = 128, 16, 128 << 10
 TURNS = 5

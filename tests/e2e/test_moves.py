@@ -68,10 +68,14 @@ def test_streams_that_were_copied_ahead_take_their_last_blocks_along(
     running: Fleet, how: str
 ) -> None:
     whole = CONTEXT // BLOCK
-    for row in left(running, how):
+    before = loaded_ahead(running)
+    moved = left(running, how)
+    for row in moved:
         last = row["attempts"][-1]
         assert any("full blocks were copied to d1" in sentence for sentence in last["sentences"])
         assert last["kv"]["blocks"] < whole // 2, "the handoff brought what was copied"
+    enough = before + len(moved) * whole // 2
+    wait_until("the engine of d1 got them first", lambda: loaded_ahead(running) >= enough, 10)
 
 
 @with_fleet({**AHEAD, **DRAFTS}, "ahead-and-drafts")
@@ -81,6 +85,13 @@ def test_streams_that_get_bursts_take_their_blocks_along(running: Fleet) -> None
     for row in left(running, "drain"):
         assert any("full blocks were copied to d1" in s for s in row["attempts"][-1]["sentences"])
     assert any(row["accepted"] > 0 for row in running.ctl("workers"))
+
+
+def loaded_ahead(running: Fleet) -> int:
+    """Blocks that the engine of d1 got before the streams came."""
+    (worker,) = [worker for worker in running.ctl("kv")["workers"] if worker["name"] == "d1"]
+    blocks: int = worker["counts"].get("store_ahead", 0)
+    return blocks
 
 
 def left(running: Fleet, how: str) -> list[dict[str, Any]]:

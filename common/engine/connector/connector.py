@@ -29,8 +29,10 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.request import RequestStatus
 
 from common.engine.connector.canonical import CanonicalForms, canonical_forms, form_of
+from common.engine.connector.engine_pool import EnginePool
 from common.engine.connector.grammar import replay_emitted
 from common.engine.connector.memory import (
+    block_bytes,
     kv_groups,
     kv_memory,
     layers_of_pages,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -197,6 +200,11 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata.plan
 
     # ------------------------------------------------------------ scheduler
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        if self._scheduler is not None:
+            pool = EnginePool(gpu_block_pool)
+            self._scheduler.bind_pool(pool, block_bytes(self._kv_cache_config))
 
     def on_new_request(self, request: Request) -> None:
         if self._scheduler is not None:

@@ -18,12 +18,16 @@ import msgspec
 
 from common.engine.port import KEY_SEPARATOR, engine_key
 from common.identity import AttemptKey
-from common.kv.store.table import BlockCopy, BlockName, Spill, StoreCounts
+from common.kv.store.record import Spill
+from common.kv.store.table import BlockCopy, BlockName, StoreCounts
 from common.messages import KvHolder, KvSource, Ticket
 
 PARAMS_KEY = "baton"
 SOURCE_KEY = "baton_source"
 HOLDER_KEY = "baton_holder"
+AHEAD = "ahead"
+"""In the place of a request's id, for blocks that no request has asked for yet. vLLM's ids have
+`KEY_SEPARATOR` in them."""
 Side = Literal["send", "receive"]
 
 _encoder = msgspec.msgpack.Encoder()
@@ -124,7 +128,7 @@ class Fetch:
 class StoreLoad:
     """Blocks of a prompt that come out of the store."""
 
-    #: vLLM's id of the request.
+    #: vLLM's id of the request, or `AHEAD`.
     request_id: str
     copies: list[BlockCopy]
 

@@ -26,6 +26,7 @@ import msgspec
 
 from common.engine.connector.block_names import BlockNames
 from common.engine.connector.checkpoint import Checkpoints
+from common.engine.connector.loads_ahead import LoadsAhead, Pool
 from common.engine.connector.metadata import StoreLoad, StorePlan, StorePull, request_key, source_of
 from common.engine.connector.store_request import Filled, Place, StoreRequest
 from common.kv.messages import PULL_BLOCKS_MAX
@@ -77,9 +78,15 @@ class StoreScheduler:
         self._pulling: dict[str, int] = {}
         #: For pulls that have just failed, how many of their blocks the source has.
         self._held: dict[str, int] = {}
+        #: None until the engine's blocks are known.
+        self._ahead: LoadsAhead | None = None
         self._plan = StorePlan()
         #: The counts of both tiers in the last plan.
         self._reported = StoreCounts(), StoreCounts()
+
+    def bind_pool(self, pool: Pool, block_bytes: int) -> None:
+        """Out of which blocks are taken for what is loaded ahead. `block_bytes`: of one."""
+        self._ahead = LoadsAhead(self._table, pool, block_bytes, self._clock)
 
     def new_request(self, request: Request) -> None:
         row = StoreRequest(
@@ -159,6 +166,7 @@ class StoreScheduler:
             self._advance(output, request_id, ids, computed, fresh=resumed)
         self._table.expire(self._clock())
         self._offer()
+        self._load_ahead()
         self._save()
         plan, self._plan = self._plan, StorePlan()
         plan.counts = replace(self._table.counts)
@@ -197,10 +205,11 @@ class StoreScheduler:
             self._table.damaged(slot)
         if self._disk is not None:
             self._disk.ended(results)
+        if self._ahead is not None:
+            self._ahead.ended(results.loaded, results.failed)
         self._held.update(results.held)
-        for request_id in results.failed:
-            if request_id in self._requests:
-                self._requests[request_id].failed = True
+        for request_id in self._requests.keys() & set(results.failed):
+            self._requests[request_id].failed = True
         for key, holder in results.holders.items():
             row = self._requests.get(request_key(key))
             if row is not None:
@@ -233,13 +242,14 @@ class StoreScheduler:
     @property
     def pending(self) -> bool:
         """Whether steps are needed to save what has filled, to learn that it is saved, to report
-        the counts of that, and to tell what the disk has."""
+        the counts of that, to tell what the disk has, and to load ahead."""
         disk, told = self._disk, bool(self._fingerprint)
         on_disk = disk is not None and (disk.pending or (told and disk.untold))
         disk_counts = self._disk.counts if self._disk is not None else StoreCounts()
         unreported = self._reported != (self._table.counts, disk_counts)
         offers = self._plan.ended_offers or self._checkpoints.leaving
-        return bool(self._filled or self._saving or on_disk or unreported or offers)
+        ahead = self._ahead is not None and self._ahead.pending
+        return bool(self._filled or self._saving or on_disk or unreported or offers or ahead)
 
     def _find(self, names: Sequence[BlockName]) -> list[Place]:
         """Where the leading names can be read."""
@@ -313,6 +323,12 @@ class StoreScheduler:
         if self._checkpoints.leaving:
             listed = {block.name for block in self._filled.values()}
             self._checkpoints.offer_left(listed, self._plan)
+
+    def _load_ahead(self) -> None:
+        load = self._ahead.begin() if self._ahead is not None else None
+        if load is not None:
+            self._overwritten([copy.block_id for copy in load.copies])
+            self._plan.loads.append(load)
 
     def _save(self) -> None:
         """Plans to save what has filled, as far as the backlog and the table have room."""

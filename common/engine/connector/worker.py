@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from common.engine.connector.metadata import StepPlan, StorePlan, attempt_key, request_key
+from common.engine.connector.metadata import AHEAD, StepPlan, StorePlan, attempt_key, request_key
 from common.identity import pull_key
 from common.kv.layout import Mark
 from common.kv.service import KvService
@@ -188,8 +188,8 @@ class WorkerHalf:
         below = self._service.promotions if store is not None else None
         if below is not None:
             self._store_results.used = below.take_used()
-        received = list(self._store_results.loaded)
-        failed = set(self._store_results.failed)
+        received = [loaded for loaded in self._store_results.loaded if loaded != AHEAD]
+        failed = {request_id for request_id in self._store_results.failed if request_id != AHEAD}
         for end in self._service.drain():
             request_id = request_key((end.request_id, end.attempt))
             if end.side == "send" and request_id in self._offered:

@@ -28,7 +28,7 @@ from common.engine.probe import Probe
 from common.engine.vllm.adapter_loader import lora_request
 from common.engine.vllm.args import engine_failed
 from common.engine.vllm.images import engine_input
-from common.engine.vllm.kv_events import PrefixWatch
+from common.engine.vllm.kv_events import watch_of
 from common.engine.vllm.outputs import drafts_of, ending, ids_to_compute, prompt_counts
 from common.engine.vllm.prefetch import PrefetchOrders
 from common.engine.vllm.sampling import (
@@ -43,6 +43,7 @@ from common.errors import BatonError, Code, ConfigError
 from common.kv.daemon_link.ranks import RankSideChannels
 from common.kv.messages import (
     KvConnect,
+    KvCopied,
     KvCopyAhead,
     KvDone,
     KvHandOver,
@@ -99,15 +100,8 @@ class VllmEngine:
         self._side = side
         self._events_address = events_address
         self._events: Socket | None = None
-        capacity = info.capacity
-        self._prefixes = PrefixWatch(
-            capacity.block_tokens,
-            capacity.kv_blocks,
-            capacity.kv_groups,
-            stored_max=capacity.pull_blocks,
-            on_disk_max=capacity.disk_blocks,
-        )
-        self._prefetches = PrefetchOrders(processor, capacity, self._prefixes, side.send)
+        self._prefixes = watch_of(info.capacity)
+        self._prefetches = PrefetchOrders(processor, info.capacity, self._prefixes, side.send)
         stores = processor.vllm_config.cache_config.enable_prefix_caching
         #: Tokens of a block of the prefix cache; 0: the engine keeps none.
         self._stored_block = info.capacity.block_tokens if stores else 0
@@ -278,7 +272,7 @@ class VllmEngine:
         """Starts the side channel and the KV events at the first call on the daemon's loop."""
         if not self._attached:
             self._attached = True
-            self._side.start(self._on_handoff_ended, self._prefixes.on_copied)
+            self._side.start(self._on_handoff_ended, self._on_copied)
             if self._events_address:
                 self._events = Socket(
                     KV_EVENTS, connect=self._events_address, on_frames=self._prefixes.on_frames
@@ -304,6 +298,11 @@ class VllmEngine:
     def _on_handoff_ended(self, done: KvDone) -> None:
         self._ended.append(done)
         self._client.outputs_queue.put_nowait(HANDOFF_ENDED)
+
+    def _on_copied(self, copied: KvCopied) -> None:
+        self._prefixes.on_copied(copied)
+        if copied.ahead and not self._active:
+            self._probe.ask_now()
 
     def _adapter_table(self) -> AdapterTable:
         """Raises ConfigError where the engine serves no adapters."""

@@ -26,7 +26,7 @@ import msgspec
 from common.blocks import KvGroup, group_of_prefixes, other_groups
 from common.kv.messages import NAME_BYTES, PULL_HASH_BYTES, KvCopied
 from common.kv.store.names import DISK, Changes, Hash, StoredNames, ends_of_both, pieces
-from common.messages import PrefixDelta
+from common.messages import Capacity, PrefixDelta
 from common.net.wire import pack_ids
 from common.prefix import chain, image_key, root
 
@@ -269,6 +269,17 @@ class PrefixWatch:
         for changes in self._changes.values():
             changes.clear()
         self._cleared = True
+
+
+def watch_of(capacity: Capacity) -> PrefixWatch:
+    """For an engine with this capacity."""
+    return PrefixWatch(
+        capacity.block_tokens,
+        capacity.kv_blocks,
+        capacity.kv_groups,
+        stored_max=capacity.pull_blocks,
+        on_disk_max=capacity.disk_blocks,
+    )
 
 
 def published(block_hash: bytes) -> int:

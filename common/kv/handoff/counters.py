@@ -51,6 +51,7 @@ class HandoffCounters:
     copies_failed: int = 0
     store_offered: int = 0
     offers_skipped: int = 0
+    store_ahead: int = 0
     store_pinned: int = 0
     store_disk_bytes_per_s: int = 0
     prefetched: int = 0

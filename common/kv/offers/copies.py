@@ -94,7 +94,8 @@ class StoreCopies:
         *,
         on_copied: Callable[[KvCopied], None],
     ) -> None:
-        """`on_copied` is called when blocks with names have come."""
+        """`on_copied` is called when blocks with names have come, and when blocks are here that a
+        stream needs soon."""
         memory = arena.as_memory()
         payload_bytes = max(config.message_bytes, memory.geometry.block_bytes)
         self._identity = identity
@@ -234,6 +235,9 @@ class StoreCopies:
         now, names = self._clock(), names_of(offer)
         here = [bool(self.table.find([name], now)) or self._is_below(name) for name in names]
         held = here.index(False) if False in here else len(here)
+        if offer.goes_on and held:
+            self.table.ahead.extend(names[:held])
+            self._on_copied(KvCopied(hashes=b"", names=b"", ahead=True))
         channel.send(KvTaken(offer=offer.offer, blocks=held))
 
     def _is_below(self, name: BlockName) -> bool:

@@ -242,6 +242,7 @@ class StoreOffers:
                 hashes=b"".join(block_hash for block_hash, _ in some),
                 names=_joined([name for _, name in some]),
                 owner=stream.owner,
+                goes_on=holder.goes_on,
             )
         )
 

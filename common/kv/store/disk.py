@@ -24,9 +24,8 @@ from typing import TypeAlias
 import numpy as np
 
 from common.kv.checksum.definition import Bytes
-from common.kv.store.record import Record
+from common.kv.store.record import Record, Spill
 from common.kv.store.segments import Segments
-from common.kv.store.table import Spill
 
 BUFFER_BYTES = 32 << 20
 """Of the buffers of one direction, where a block is not larger; there are two at least."""

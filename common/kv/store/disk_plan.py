@@ -23,10 +23,10 @@ from itertools import islice
 from common.clock import Clock
 from common.config import StoreConfig
 from common.kv.store.disk import DISK_ANSWER_S
-from common.kv.store.record import Record, record_bytes
+from common.kv.store.record import Record, Spill, record_bytes
 from common.kv.store.segments import Segments
 from common.kv.store.side import StoreResults
-from common.kv.store.table import BlockName, Spill, StoreCounts, StoreTable
+from common.kv.store.table import BlockName, StoreCounts, StoreTable
 
 FUTURE_S = 60.0
 """A record that was used so much later than now is not believed."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -98,3 +99,15 @@ def decode(key: bytes, header: bytes) -> Record | None:
         return None
     ours, owner = (text if any(text) else b"" for text in (ours, owner))
     return Record(BlockName(group, block_hash[:length]), digest, used_at, ours, owner)
+
+
+class Spill(NamedTuple):
+    """One copy from the arena to the disk."""
+
+    slot: int
+    """In the arena."""
+    disk_slot: int
+    name: BlockName
+    ours: bytes = b""
+    owner: bytes = b""
+    """As in `Record`, as is `ours`."""

@@ -27,8 +27,8 @@ from common.kv.handoff.counters import HandoffCounters
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DISK_ANSWER_S, Disk, DiskPlace
 from common.kv.store.promotions import Promotions
-from common.kv.store.record import Record
-from common.kv.store.table import BlockCopy, BlockName, Medium, Spill, StoreCounts, StoreTable
+from common.kv.store.record import Record, Spill
+from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts, StoreTable
 from common.messages import KvHolder
 from common.telemetry.log import Logger
 
@@ -202,7 +202,7 @@ class StoreSide:
         self._noted, counters = (counts, disk), self._counters
         counters.store_held, counters.store_skipped = counts.held, counts.skipped
         counters.store_evicted, counters.store_expired = counts.evicted, counts.expired
-        counters.store_pinned = counts.pinned
+        counters.store_pinned, counters.store_ahead = counts.pinned, counts.ahead
         counters.store_disk_held, counters.store_disk_skipped = disk.held, disk.skipped
         counters.store_disk_evicted, counters.store_disk_expired = disk.evicted, disk.expired
         self._loop.call_soon_threadsafe(self._on_ended)

@@ -20,6 +20,7 @@ then writes by what he saw holds the lock over both.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from common.kv.store.recency import Recency
 from common.kv.store.slots import HASH_END_BYTES, READABLE, SLOT_TRANSITIONS, Slot, SlotState
 from common.transitions import checked
 
+AHEAD_MAX = 16_384
+"""Blocks that may wait to be loaded ahead; of more, the first ones are not."""
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -60,18 +63,6 @@ class BlockCopy(NamedTuple):
     medium: Medium = Medium.RAM
 
 
-class Spill(NamedTuple):
-    """One copy from the arena to the disk."""
-
-    slot: int
-    """In the arena."""
-    disk_slot: int
-    name: BlockName
-    ours: bytes = b""
-    owner: bytes = b""
-    """As in `Record`, as is `ours`."""
-
-
 @dataclass(slots=True)
 class StoreCounts:
     """Blocks, since the start of the worker."""
@@ -84,6 +75,8 @@ class StoreCounts:
     """Dropped because nobody used them for the time to live."""
     skipped: int = 0
     """Not stored, because the engine needed their memory before they were copied."""
+    ahead: int = 0
+    """Brought to the engine before the stream that needs them was there."""
     pinned: int = 0
     """Now in the store, and kept there by an operator."""
 
@@ -117,6 +110,9 @@ class StoreTable:
         again; None where one thread uses the table. `share`: as in `Recency`."""
         self.counts = StoreCounts()
         self.guard = nullcontext() if guard is None else guard
+        #: Blocks that a stream needs which is to go on here: the KV thread adds to the end of them,
+        #: and the engine's thread takes them from the beginning, both without the lock.
+        self.ahead: deque[BlockName] = deque(maxlen=AHEAD_MAX)
         #: What came to be held since `changes`, and what is not held any more (False).
         self._changed: dict[BlockName, bool] = {}
         self._ttl_s = ttl_s

@@ -33,6 +33,10 @@ COUNTS = {
         "KV blocks that other holders have as offered by this worker",
     ),
     "offers_skipped": ("store_offers_skipped", "KV blocks that were not offered, or not taken"),
+    "store_ahead": (
+        "store_loaded_ahead",
+        "KV blocks that the engine got from the store before the stream that goes on there came",
+    ),
     "prefetched": ("store_prefetched", "KV blocks brought to memory before their request came"),
     "prefetch_used": ("store_prefetch_used", "Prefetched KV blocks that the engine then read"),
     "prefetch_wasted": ("store_prefetch_wasted", "Prefetched KV blocks that nobody read in time"),

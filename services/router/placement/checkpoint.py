@@ -64,13 +64,14 @@ def worth_going_to(holder: WorkerView, blocks: int, prompt_tokens: int) -> bool:
     return 2 * blocks * holder.block_tokens >= prompt_tokens
 
 
-def holder_of(view: WorkerView) -> KvHolder:
-    """For the decode worker."""
+def holder_of(view: WorkerView, *, goes_on: bool = False) -> KvHolder:
+    """For the decode worker. `goes_on`: as in `KvHolder`."""
     return KvHolder(
         name=view.name,
         incarnation=view.incarnation,
         fingerprint=view.fingerprint,
         kv_address=view.kv_address,
+        goes_on=goes_on,
     )
 
 

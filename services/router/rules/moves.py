@@ -297,7 +297,7 @@ def _copies_go_to(attempt: Attempt, holder: Worker | None) -> Send:
     if attempt.holder != identity:
         attempt.holder, attempt.checkpoint = identity, None
     request_id, number = attempt.key
-    named = checkpoint.holder_of(holder.view()) if holder is not None else None
+    named = checkpoint.holder_of(holder.view(), goes_on=True) if holder is not None else None
     order = CopyAhead(request_id=request_id, attempt=number, holder=named, lag_blocks=LAG_BLOCKS)
     return Send(attempt.decode, order)
 

@@ -100,3 +100,15 @@ async def test_what_asking_raises_ends_it() -> None:
         (await engine.question()).set_exception(ValueError("dead"))
         with pytest.raises(ValueError, match="dead"):
             await task
+
+
+async def test_an_engine_for_which_there_is_work_is_asked_at_once() -> None:
+    engine = Engine()
+    async with running(engine):
+        engine.probe.ask_now()
+        first = await engine.question()
+        engine.probe.ask_now()
+        await until_it_waits()
+        assert engine.asked.empty(), "one question at a time"
+        first.set_result(None)
+        await engine.question()

@@ -22,10 +22,10 @@ from common.kv.store import disk as module
 from common.kv.store import side
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DiskPlace
-from common.kv.store.record import Record
+from common.kv.store.record import Record, Spill
 from common.kv.store.segments import Segments
 from common.kv.store.side import StoreResults, StoreSide
-from common.kv.store.table import BlockCopy, BlockName, Medium, Spill, StoreCounts
+from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts
 
 BLOCKS, PAGE = 32, 512
 GEOMETRY = Geometry(2, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)

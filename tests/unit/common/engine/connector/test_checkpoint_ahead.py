@@ -259,3 +259,14 @@ def test_a_second_load_of_the_store_alone_ends_by_itself() -> None:
     copies = [BlockCopy(1, 11, BlockName(0, b"p0"))]
     rig.half.load(StepPlan(store=StorePlan(loads=[StoreLoad("r#0", copies)])))
     assert rig.results(stored="ok") == ({"r#0"}, set())
+
+
+def test_a_holder_where_the_stream_is_to_go_on_is_offered_it_again() -> None:
+    """It had no cause to give its engine what it has."""
+    rig = CopyRig()
+    request = running(rig)
+    goes_on = msgspec.structs.replace(HOLDER, goes_on=True)
+    change(rig, goes_on)
+    plan = rig.idle(request, 49)
+    assert [offer.holder for offer in plan.offers] == [goes_on]
+    assert offered(plan) == [(b"p0p1p2", names(3), 3)]

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from common.engine.connector.metadata import (
+    AHEAD,
     Fetch,
     Progress,
     StepPlan,
@@ -21,8 +22,9 @@ from common.identity import AttemptKey
 from common.kv.layout import Mark
 from common.kv.messages import KvDone
 from common.kv.service import KvService
+from common.kv.store.record import Spill
 from common.kv.store.side import StoreResults
-from common.kv.store.table import BlockCopy, BlockName, Spill, StoreCounts
+from common.kv.store.table import BlockCopy, BlockName, StoreCounts
 from common.messages import KvHolder, KvReport, Ticket
 from tests.rigs.messages import ticket
 
@@ -292,6 +294,21 @@ def test_what_another_holder_gets_is_told_after_the_step(service: FakeService) -
         ("offer_copies", KEY, holder, b"h", b"n", 3, b""),
         ("end_copies", ("s", 2)),
     ]
+
+
+@pytest.mark.parametrize("failed", [[], [AHEAD]])
+def test_a_load_that_no_request_asked_for_is_told_to_the_scheduler_alone(
+    service: FakeService, failed: list[str]
+) -> None:
+    """vLLM asserts that it knows what is reported to it."""
+    store = service.store = FakeStore(service.calls)
+    worker = half(service)
+    worker.load(StepPlan(store=StorePlan(loads=[StoreLoad(AHEAD, [copy(3, 9)])])))
+    assert service.calls == [("store.load", AHEAD, [copy(3, 9)])]
+    store.results = StoreResults(loaded=[AHEAD, "r#0"], failed=failed)
+    assert worker.results(StepPlan(), ()) == (set(), {"r#0"}, set())
+    results = worker.store_results()
+    assert (results.loaded, results.failed) == ([AHEAD, "r#0"], failed)
 
 
 def test_loads_from_the_store_are_reported_like_receives(service: FakeService) -> None:

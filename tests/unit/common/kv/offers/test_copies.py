@@ -111,13 +111,21 @@ class Taker:
         assert self.copies.on_receive_ended(ticket, report, ended)
         self.table.check_invariants()
 
-    def offer(self, number: int, *blocks: int, named: bool = True, owner: bytes = b"") -> None:
+    def offer(
+        self,
+        number: int,
+        *blocks: int,
+        named: bool = True,
+        owner: bytes = b"",
+        goes_on: bool = False,
+    ) -> None:
         message = KvOffer(
             offer=number,
             kv_address="h:1",
             hashes=hashes(*blocks),
             names=names(*blocks) if named else b"",
             owner=owner,
+            goes_on=goes_on,
         )
         self.copies.on_offer(self.peer, message)  # type: ignore[arg-type]
 
@@ -312,3 +320,36 @@ def test_copies_belong_to_whom_the_offer_says() -> None:
     assert taker.table.owner_in(slot) == b"owner-12"
     taker.offer(2, 2, owner=b"owner")
     assert taker.peer.closed == "an offer that no worker makes"
+
+
+def test_the_engine_is_to_have_the_blocks_of_a_stream_that_goes_on_here() -> None:
+    """Those that are here, whether they came now or before; and it may have no work otherwise."""
+    taker = Taker()
+    taker.offer(1, 1, 2)
+    taker.end()
+    assert list(taker.table.ahead) == [], "a mere copy"
+    taker.told.clear()
+    taker.offer(2, 1, 2, goes_on=True)
+    assert list(taker.table.ahead) == [BlockName(0, hashes(1)), BlockName(0, hashes(2))]
+    assert taker.told == [KvCopied(hashes=b"", names=b"", ahead=True)]
+    taker.table.ahead.clear()
+    taker.offer(3, 2, 3, goes_on=True)
+    assert list(taker.table.ahead) == [], "they have not come yet"
+    taker.end()
+    assert list(taker.table.ahead) == [BlockName(0, hashes(2)), BlockName(0, hashes(3))]
+    assert [copied.ahead for copied in taker.told] == [True, False, True]
+
+
+def test_what_of_such_a_stream_did_not_come_is_not_named() -> None:
+    taker = Taker()
+    taker.offer(1, 1)
+    taker.end()
+    taker.told.clear()
+    taker.offer(2, 1, 2, goes_on=True)
+    taker.end(Ended(Code.KV_TRANSFER_FAILED, "the link is down"))
+    assert list(taker.table.ahead) == [BlockName(0, hashes(1))]
+    taker.table.ahead.clear()
+    taker.told.clear()
+    taker.offer(3, 2, goes_on=True)
+    taker.end(Ended(Code.KV_TRANSFER_FAILED, "the link is down"))
+    assert (list(taker.table.ahead), taker.told) == ([], [])

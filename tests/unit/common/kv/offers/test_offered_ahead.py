@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from common.kv.handoff.counters import HandoffCounters
@@ -142,3 +143,11 @@ def test_few_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.side.follow(KEY, HOLDER, 9)
     rig.add(1)
     assert rig.told == []
+
+
+def test_the_holder_learns_whether_the_stream_is_to_go_on_there() -> None:
+    rig = Following()
+    rig.add(1)
+    rig.answer(1)
+    rig.add(1, 2, holder=msgspec.structs.replace(HOLDER, goes_on=True))
+    assert [offer.goes_on for offer in rig.channel.offers] == [False, True]

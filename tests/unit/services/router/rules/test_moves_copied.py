@@ -60,6 +60,7 @@ def test_the_stream_leaves_when_its_blocks_are_there() -> None:
     order = ordered(rig)
     assert order.holder is not None
     assert (order.holder.name, order.holder.kv_address) == ("d1", rig.row(D1).kv_address)
+    assert order.holder.goes_on, "its engine gets the blocks, too"
     assert (order.request_id, order.attempt, order.lag_blocks) == ("r0", 1, LAG_BLOCKS)
     rig.tick(AHEAD / 2, alive=ALL)
     assert rig.take(Move) == []

@@ -189,7 +189,7 @@ class WorkerHalf:
         if below is not None:
             self._store_results.used = below.take_used()
         received = [loaded for loaded in self._store_results.loaded if loaded != AHEAD]
-        failed = {request_id for request_id in self._store_results.failed if request_id != AHEAD}
+        failed = set(self._store_results.failed)
         for end in self._service.drain():
             request_id = request_key((end.request_id, end.attempt))
             if end.side == "send" and request_id in self._offered:

@@ -6,15 +6,16 @@ The prefill engine of the pair plays the decode worker that the stream leaves.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from common.engine.port import EngineRequest, engine_key
-from common.messages import Role, Sampling
+from common.messages import CopyAhead, KvCounts, KvHolder, Role, Sampling
 from services.gateway.requests.recovery import remaining_sampling
-from tests.e2e.engine.pair import GREEDY, Pair, Result, Run, until
+from tests.e2e.engine.pair import GREEDY, Pair, Result, Run, Worker, make_config, play, until
 from tests.e2e.engine.test_resume import CASES
-from tests.e2e.prompts import prompts
+from tests.e2e.prompts import BLOCK, prompts
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,6 +92,56 @@ def test_kv_that_nobody_takes_is_freed(run: Run) -> None:
         await pair.prefill.empty()
 
     run(work)
+
+
+def test_the_next_engine_has_what_was_copied_before_the_stream_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes a step for that without a request. Of a mere checkpoint it gets nothing."""
+    monkeypatch.setattr("common.engine.probe.PROBE_SECONDS", 1_000.0)
+    prompt, long = LONG[:1_000], Sampling(max_tokens=900, temperature=0.0, ignore_eos=True)
+    blocks = len(prompt) // BLOCK
+
+    async def work(pair: Pair) -> None:
+        whole = await alone(pair, prompt, long)
+        name = pair.request_id()
+        result = await begin(pair, name, prompt, long)
+        await copied(pair, name, goes_on=False)
+        await until(lambda: counts(pair.decode).store_copied >= blocks, 60)
+        assert counts(pair.decode).store_ahead == 0
+        await copied(pair, name, goes_on=True)
+        await until(lambda: counts(pair.decode).store_ahead >= blocks, 60)
+        await left(pair, name)
+        made = list(result.tokens)
+        after = await take(pair, name, prompt, long, made)
+        assert made + after.tokens == whole.tokens
+        assert after.cached == len(prompt) + len(made) - 1
+        told = counts(pair.decode)
+        assert told.store_read - told.store_ahead < blocks, "it read again what its engine had"
+
+    play(make_config(tmp_path, store={"ram_mib": 64}), work)
+
+
+def counts(worker: Worker) -> KvCounts:
+    status = worker.engine.kv_status()
+    return status.counts if status is not None else KvCounts()
+
+
+async def copied(pair: Pair, name: str, *, goes_on: bool) -> None:
+    """The full blocks of this stream go to the second engine's store. Returns when they have."""
+    info = pair.decode.engine.info
+    holder = KvHolder(
+        name="d0",
+        incarnation="inc-d0",
+        fingerprint=info.fingerprint,
+        kv_address=info.kv_address,
+        goes_on=goes_on,
+    )
+    pair.prefill.kv.pop((name, 0, "copy"), None)
+    order = CopyAhead(request_id=name, attempt=0, holder=holder, lag_blocks=0)
+    pair.prefill.engine.copy_ahead(order)
+    ended = await pair.prefill.kv_end(name, "copy", 60)
+    assert not ended.message, ended.message
 
 
 async def alone(pair: Pair, prompt: list[int], sampling: Sampling) -> Result:

@@ -88,6 +88,7 @@ def test_the_decode_worker_is_told_who_gets_copies() -> None:
     assert order.holder is not None
     other = "d1" if rig.known().decode == "d0|1" else "d0"
     assert (order.holder.name, order.holder.kv_address) == (other, rig.row(f"{other}|1").kv_address)
+    assert not order.holder.goes_on, "nobody knows yet where it will"
     assert f"copies of its blocks go to {other}" in story(rig, 1)
     report(rig, 9)
     assert f"{other} had copies of 9 of its 12 full blocks" in story(rig, 1)

@@ -342,10 +342,11 @@ def test_a_folder_is_waited_for_until_the_process_before_has_ended(tmp_path: Pat
 
 
 def test_what_the_table_counts_is_reported(rig: Rig) -> None:
-    rig.side.note(StoreCounts(1, 2, 3, 4), StoreCounts(5, 6, 7, 8))
+    rig.side.note(StoreCounts(1, 2, 3, 4, 9, 10), StoreCounts(5, 6, 7, 8))
     assert rig.ended.acquire(timeout=WAIT_S), "the daemon is told of the new counts"
     counts = rig.counters
     assert (counts.store_held, counts.store_evicted) == (1, 2)
     assert (counts.store_expired, counts.store_skipped) == (3, 4)
+    assert (counts.store_ahead, counts.store_pinned) == (9, 10)
     assert (counts.store_disk_held, counts.store_disk_evicted) == (5, 6)
     assert (counts.store_disk_expired, counts.store_disk_skipped) == (7, 8)

@@ -107,8 +107,10 @@ def test_what_the_engine_has_or_the_store_lacks_is_passed_over() -> None:
     rig.ahead(0, 9)
     rig.end()
     assert rig.load() == []
-    assert not rig.half.pending
     assert rig.pool.free == 16, "nothing is taken for nothing"
+    rig.clock.advance(301)
+    assert rig.step(made.output()).counts.held == 0, "no slot is kept"
+    assert not rig.half.pending
 
 
 def test_a_slot_is_kept_while_it_is_read() -> None:

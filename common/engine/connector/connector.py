@@ -41,6 +41,7 @@ from common.engine.connector.memory import (
 from common.engine.connector.metadata import StepPlan
 from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.setup import Setup
+from common.engine.connector.store import StoreScheduler
 from common.engine.connector.store_setup import make_store, store_size
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.engine.speculation.draft_layers import without_draft_layers
@@ -99,12 +100,14 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._groups = kv_groups(kv_cache_config, vllm_config.max_in_flight_tokens)
         self._scheduler: SchedulerHalf | None = None
+        self._store: StoreScheduler | None = None
         self._worker: WorkerHalf | None = None
         self._service: KvService | None = None
         if role is KVConnectorRole.SCHEDULER:
             _tie_to_daemon(self._setup.daemon_pid)
-            store = make_store(vllm_config, kv_cache_config, self._groups, self._setup, _share)
-            self._scheduler = SchedulerHalf(self._groups, store)
+            made = vllm_config, kv_cache_config, self._groups, self._setup
+            self._store = make_store(*made, _share)
+            self._scheduler = SchedulerHalf(self._groups, self._store)
 
     # ------------------------------------------------------------ worker
 
@@ -202,9 +205,9 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     # ------------------------------------------------------------ scheduler
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        if self._scheduler is not None:
+        if self._store is not None:
             pool = EnginePool(gpu_block_pool)
-            self._scheduler.bind_pool(pool, block_bytes(self._kv_cache_config))
+            self._store.bind_pool(pool, block_bytes(self._kv_cache_config))
 
     def on_new_request(self, request: Request) -> None:
         if self._scheduler is not None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-    from common.engine.connector.loads_ahead import Pool
     from common.engine.connector.store import StoreScheduler
     from common.kv.store.side import StoreResults
 
@@ -74,11 +73,6 @@ class SchedulerHalf:
         self._sending: dict[str, _Sending] = {}
         self._receiving: dict[str, _Receiving] = {}
         self._plan = StepPlan()
-
-    def bind_pool(self, pool: Pool, block_bytes: int) -> None:
-        """As `StoreScheduler.bind_pool`."""
-        if self._store is not None:
-            self._store.bind_pool(pool, block_bytes)
 
     def new_request(self, request: Request) -> None:
         if self._store is not None:

@@ -51,7 +51,8 @@ class AheadRig(Rig):
         if stored:
             self.store(stored)
         self.pool = FakePool(free)
-        self.half.bind_pool(self.pool, block_bytes)
+        assert self.half._store is not None
+        self.half._store.bind_pool(self.pool, block_bytes)
         while self.half.pending:
             self.step(made.output())
 

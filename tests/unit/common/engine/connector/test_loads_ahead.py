@@ -44,12 +44,11 @@ class FakePool:
 
 
 class AheadRig(Rig):
-    """`stored`: how many blocks the store has. Loads have two of them at most."""
+    """The store has four blocks, of which a load has two at most."""
 
-    def __init__(self, stored: int = 4, free: int = 16, block_bytes: int = LOAD_BYTES // 2) -> None:
+    def __init__(self, free: int = 16, block_bytes: int = LOAD_BYTES // 2) -> None:
         super().__init__()
-        if stored:
-            self.store(stored)
+        self.store(4)
         self.pool = FakePool(free)
         assert self.half._store is not None
         self.half._store.bind_pool(self.pool, block_bytes)

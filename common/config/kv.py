@@ -18,13 +18,14 @@ CARD_BUFFERS = 8
 class StoreConfig(Section, frozen=True):
     """KV that a worker keeps in host memory, and on disk, below its engine, so that a prefix which
     the engine has let go need not be computed again. It serves prompts that this worker computes:
-    all of P's, and on D those that no P computes. It needs vLLM on CPU, `prefix_caching`, no
-    draft model, and a model whose layers all keep every token; elsewhere it stays off, and the
-    worker says why. Under `[pool.NAME.kv]` it is what the pool holds."""
+    all of P's, and on D those that no P computes. It needs vLLM, `prefix_caching`, no draft model,
+    and a model whose layers all keep every token; elsewhere it stays off, and the worker says why.
+    Under `[pool.NAME.kv]` it is what the pool holds."""
 
     ram_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of host memory for it, over all ranks of the worker; 0 turns it off. The worker takes all
-    of it after its start, with a fifth of a core, so that no block waits for memory later."""
+    of it after its start, with a fifth of a core, so that no block waits for memory later; where
+    the KV is on a GPU, page-locked, before it is ready."""
     disk_mib: Annotated[int, Meta(ge=0)] = 0
     """MiB of disk for it at most, over all ranks of the worker; 0 turns it off. What memory holds
     is written there, and is found again when memory has dropped it and when the worker or the pool

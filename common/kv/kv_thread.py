@@ -30,7 +30,7 @@ from common.kv.daemon_link.side_channel import ThreadSideChannel
 from common.kv.handoff.counters import HandoffCounters
 from common.kv.handoff.protocol import Ended
 from common.kv.handoff.ticket_table import TicketTable
-from common.kv.layout import HostMemory, KvMemory
+from common.kv.layout import KvMemory, Mark, SeveralRegions
 from common.kv.messages import (
     DaemonToKv,
     KvConnect,
@@ -61,7 +61,8 @@ from common.kv.sides.send import SendSide
 from common.kv.staging.pools import staging_pools
 from common.kv.staging.shared_segment import shares_memory
 from common.kv.store.arena import Arena
-from common.kv.store.side import StoreSide, StoreSize, open_store
+from common.kv.store.results import StoreSize
+from common.kv.store.side import StoreSide, open_store
 from common.kv.transport import listening_socket
 from common.kv.transport.ucx import UcxLink, UcxWorker
 from common.messages import KvReport, KvSource, Ticket
@@ -184,19 +185,21 @@ class KvThread:
             self._request_status()
 
         arena, config = Arena(memory, size.slots), self._config
-        arena.populate()
+        arena.prepare()
         self.store_side = open_store(arena, size, self._counters, self.loop, ended)
         exact = not self._receive_shape.fp8_page_bytes
-        if config.store.pull and exact and isinstance(memory, HostMemory):
+        if config.store.pull and exact and not isinstance(memory, SeveralRegions):
             sides = self.store_side, self.send_side, self.receive_side
             made = self._identity, arena, sides, config, self._counters, self.now
             self.sharing = StoreSharing(*made, tell=self._tell)
             self._holds = msgspec.structs.replace(self._holds, **size.told)
 
-    def pull(self, key: AttemptKey, source: KvSource, hashes: bytes, block_ids: list[int]) -> None:
-        """Fetches blocks out of the source's store. It ends once, as that of `key`."""
-        spec = pull_spec(self._config, self._receive_shape, hashes, len(block_ids), self.now())
-        self.receive_side.fetch(own_ticket(self._identity, key, source), spec, block_ids)
+    def pull(
+        self, key: AttemptKey, source: KvSource, hashes: bytes, ids: list[int], after: Mark | None
+    ) -> None:
+        """Fetches blocks out of the source's store to these. It ends once, as that of `key`."""
+        spec = pull_spec(self._config, self._receive_shape, hashes, len(ids), self.now())
+        self.receive_side.fetch(own_ticket(self._identity, key, source), spec, ids, after=after)
 
     def now(self) -> float:
         return time.monotonic()

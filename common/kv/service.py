@@ -46,12 +46,15 @@ from common.kv.messages import KvDone, KvOrder, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import default_layer_groups, shape_of
 from common.kv.store.promotions import Promotions
-from common.kv.store.side import StoreSide, StoreSize
+from common.kv.store.results import StoreSize
+from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockName, StoreTable
 from common.messages import KvHolder, KvSource, Ticket
 
 NO_FORMS: Mapping[str, CanonicalForm] = MappingProxyType({})
 START_S = 60.0
+LOCKED_BYTES_PER_S = float(1 << 30)
+"""A host locks memory for a card no slower."""
 STOP_S = 3.0
 STACK_CALLS = 4
 """Calls named when the thread does not start."""
@@ -103,12 +106,16 @@ class KvService:
             target=self._main, args=(started,), name="baton-kv", daemon=True
         )
         self._os_thread.start()
+        limit = START_S
+        if self._store is not None and self._memory.device is not None:
+            locked = self._store.slots * self._memory.geometry.block_bytes
+            limit += locked / LOCKED_BYTES_PER_S
         try:
-            result = started.get(timeout=START_S)
+            result = started.get(timeout=limit)
         except queue.Empty:
             raise BatonError(
                 Code.ENGINE_FAILED,
-                f"the KV thread did not start within {START_S:.0f} s; it is at "
+                f"the KV thread did not start within {limit:.0f} s; it is at "
                 f"{_stack_of(self._os_thread)}",
             ) from None
         if isinstance(result, BatonError):
@@ -202,14 +209,15 @@ class KvService:
         block_ids: Sequence[int],
         *,
         again: bool = False,
+        after: Mark | None = None,
     ) -> None:
-        """Fetch the blocks of these hashes out of the source's store to these blocks. It ends once,
-        as a receive of `pull_key(key, again=again)`. Raises ValueError if the source has another
-        fingerprint."""
+        """Fetch the blocks of these hashes out of the source's store to these blocks, `after` as in
+        `fetch`. It ends once, as a receive of `pull_key(key, again=again)`. Raises ValueError if
+        the source has another fingerprint."""
         if source.fingerprint != self._identity.fingerprint:
             raise ValueError(f"{source.name} has another fingerprint")
         ids = list(block_ids)
-        self._call(lambda kv: kv.pull(pull_key(key, again=again), source, hashes, ids))
+        self._call(lambda kv: kv.pull(pull_key(key, again=again), source, hashes, ids, after))
 
     def share_store(self, table: StoreTable, on_disk: StoreTable | None = None) -> None:
         """Other workers may pull what this table of the engine's process holds, and offer blocks

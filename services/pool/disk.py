@@ -20,8 +20,9 @@ from common.kv.store.disk import DiskPlace
 from common.kv.store.disk_plan import DiskIndex, DiskStore, disk_slots
 from common.kv.store.promotions import Promotions
 from common.kv.store.record import record_key
+from common.kv.store.results import StoreResults
 from common.kv.store.sealing import sealed_for, secret_of
-from common.kv.store.side import StoreResults, StoreSide
+from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockName, StoreCounts, StoreTable
 from common.messages import Layout
 from services.pool.holdings import named

@@ -22,7 +22,7 @@ from common.kv.layout import Geometry, HostMemory
 from common.kv.messages import KvCopied, KvDone, KvOrder, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.kv.store.side import StoreResults, StoreSize
+from common.kv.store.results import StoreResults, StoreSize
 from common.kv.store.table import StoreCounts, StoreTable
 from common.messages import Capacity, Introduce, Layout, OrderStore
 from services.pool.disk import PoolDisk, disk_place

@@ -20,7 +20,8 @@ from common.kv.layout import Geometry, HostMemory
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DiskPlace
 from common.kv.store.record import Spill
-from common.kv.store.side import StoreSide, StoreSize, open_store
+from common.kv.store.results import StoreSize
+from common.kv.store.side import StoreSide, open_store
 from common.kv.store.table import BlockCopy, BlockName, Medium
 
 BLOCKS, LAYERS, PAGE = 128, 16, 128 << 10

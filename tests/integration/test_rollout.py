@@ -17,7 +17,11 @@ MODEL = "baton-tiny"
 CLIENTS = 6
 TOKENS = 300
 WORKERS = ("p0", "p1", "d0", "d1", "d2")
-SETTINGS = {"BATON_ENGINE__SIM__DECODE_STEP_MS": "10"}
+SETTINGS = {
+    "BATON_ENGINE__SIM__DECODE_STEP_MS": "10",
+    # A machine that stands still for a second is no reason to move a stream here.
+    "BATON_ROUTER__LIVENESS__STALL_MS": "20000",
+}
 
 
 @pytest.mark.timeout(180)

@@ -51,7 +51,7 @@ from common.kv.layout import KvMemory
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.plan import DEFAULT_LAYER_GROUPS_MAX
 from common.kv.service import KvService
-from common.kv.store.side import StoreResults, StoreSize
+from common.kv.store.results import StoreResults, StoreSize
 from common.kv.store.table import StoreTable
 
 if TYPE_CHECKING:

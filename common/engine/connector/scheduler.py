@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from common.engine.connector.store import StoreScheduler
-    from common.kv.store.side import StoreResults
+    from common.kv.store.results import StoreResults
 
 
 @dataclass(slots=True)

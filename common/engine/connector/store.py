@@ -32,7 +32,7 @@ from common.engine.connector.store_request import Filled, Place, StoreRequest
 from common.kv.messages import PULL_BLOCKS_MAX
 from common.kv.store.disk_plan import DiskStore
 from common.kv.store.recency import owner_of
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts, StoreTable
 from common.messages import KvSource
 

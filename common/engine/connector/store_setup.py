@@ -18,8 +18,8 @@ from common.engine.connector.store import StoreScheduler
 from common.kv.store.disk import DiskPlace
 from common.kv.store.disk_plan import DiskIndex, DiskStore, disk_slots
 from common.kv.store.record import record_key
+from common.kv.store.results import StoreSize
 from common.kv.store.sealing import sealed_for, secret_of
-from common.kv.store.side import StoreSize
 from common.kv.store.table import StoreTable
 from common.telemetry.log import Logger
 
@@ -32,8 +32,8 @@ def why_no_store(made: VllmConfig, groups: Sequence[KvGroup]) -> str:
     """Why this engine cannot have a store; empty if it can."""
     if len(groups) > 1 or keeps_part(groups):
         return "some layers of this model keep a part of the tokens only"
-    if made.device_config.device_type != "cpu":
-        return "KV on an accelerator is not stored"
+    if made.device_config.device_type not in {"cpu", "cuda"}:
+        return f"KV on {made.device_config.device_type} is not stored"
     if made.speculative_config is not None and made.speculative_config.uses_draft_kv_cache():
         return "the drafter has KV of its own in each block"
     if not made.cache_config.enable_prefix_caching:

@@ -20,7 +20,8 @@ from common.engine.connector.metadata import AHEAD, StepPlan, StorePlan, attempt
 from common.identity import pull_key
 from common.kv.layout import Mark
 from common.kv.service import KvService
-from common.kv.store.side import StoreResults, StoreSide
+from common.kv.store.results import StoreResults
+from common.kv.store.side import StoreSide
 
 IDLE_WAIT_S = 0.003
 
@@ -121,15 +122,17 @@ class WorkerHalf:
     def load(self, plan: StepPlan) -> None:
         """Begins the plan's handoffs on D, and its loads from the store."""
         store, loading = self._service.store, set()
+        stored = plan.store is not None and (plan.store.loads or plan.store.pulls)
+        after = self._mark() if plan.fetches or stored else None
         if store is not None and plan.store is not None:
             for load in plan.store.loads:
                 loading.add(load.request_id)
-                store.load(load.request_id, load.copies)
+                store.load(load.request_id, load.copies, after)
             for pull in plan.store.pulls:
                 key = attempt_key(pull.request_id)
                 self._pulling[request_key(pull_key(key, again=pull.again))] = pull.request_id
-                self._service.pull(key, pull.source, pull.hashes, pull.block_ids, again=pull.again)
-        after = self._mark() if plan.fetches else None
+                pulled = pull.source, pull.hashes, pull.block_ids
+                self._service.pull(key, *pulled, again=pull.again, after=after)
         for fetch in plan.fetches:
             key = (fetch.ticket.request_id, fetch.ticket.attempt)
             if fetch.block_ids:
@@ -142,9 +145,10 @@ class WorkerHalf:
         """Called after the forward pass, which on a card may only have begun. Once it is over, the
         blocks of this step hold KV."""
         store = self._service.store
-        after = self._mark() if plan.progress or plan.kept else None
+        saves = plan.store is not None and plan.store.saves
+        after = self._mark() if plan.progress or plan.kept or saves else None
         if store is not None and plan.store is not None:
-            self._store(store, plan.store)
+            self._store(store, plan.store, after)
         for progress in plan.progress:
             blocks = progress.block_ids
             ended = len(blocks) >= progress.handoff_blocks
@@ -156,10 +160,10 @@ class WorkerHalf:
                 self._offered.add(request_key(key))
             self._service.keep(key, block_ids, after)
 
-    def _store(self, store: StoreSide, plan: StorePlan) -> None:
+    def _store(self, store: StoreSide, plan: StorePlan, after: Mark | None) -> None:
         store.note(plan.counts, plan.disk_counts)
         if plan.saves:
-            store.save(plan.saves)
+            store.save(plan.saves, after)
         if plan.spills or plan.used or plan.dropped:
             store.spill(plan.spills, plan.used, plan.dropped)
         if plan.told:

@@ -203,7 +203,9 @@ class ReceiveSide:
         transfer, self._next_transfer = self._next_transfer, self._next_transfer + 1
         fetch.channel = channel
         self._by_transfer[transfer] = key
-        direct = channel.direct and fetch.packing.on_card
+        # What is pulled comes out of a store, which is host memory.
+        pulls = bool(fetch.receiver.spec.hashes)
+        direct = channel.direct and fetch.packing.on_card and not pulls
         loan = channel.remote_segment is not None and not direct
         self._feed(key, Connected(channel.id, transfer, loan=loan, direct=direct))
 

@@ -24,6 +24,7 @@ from typing import TypeAlias
 import numpy as np
 
 from common.kv.checksum.definition import Bytes
+from common.kv.store.arena import Arena
 from common.kv.store.record import Record, Spill
 from common.kv.store.segments import Segments
 
@@ -89,17 +90,18 @@ class Disk:
     def __init__(
         self,
         place: DiskPlace,
-        block_bytes: int,
+        arena: Arena,
         loop: asyncio.AbstractEventLoop,
         on_failed: Callable[[str], None],
     ) -> None:
-        """`on_failed` is called once if the tier ends, with a sentence."""
+        """`arena`: above it. `on_failed` is called once if the tier ends, with a sentence."""
+        block_bytes = arena.block_bytes
         self._segments = place.segments(block_bytes)
         self._loop = loop
         self._on_failed = on_failed
         self._rate = place.write_bytes_per_s
         count = max(2, min(BUFFERS_MAX, BUFFER_BYTES // block_bytes))
-        self._read_buffers = [np.empty(block_bytes, np.uint8) for _ in range(count)]
+        self._read_buffers = [arena.buffer() for _ in range(count)]
         self._write_buffers = [np.empty(block_bytes, np.uint8) for _ in range(count)]
         self._reads: deque[_Read] = deque()
         #: Reads that nobody waits for.

@@ -24,8 +24,8 @@ from common.clock import Clock
 from common.config import StoreConfig
 from common.kv.store.disk import DISK_ANSWER_S
 from common.kv.store.record import Record, Spill, record_bytes
+from common.kv.store.results import StoreResults
 from common.kv.store.segments import Segments
-from common.kv.store.side import StoreResults
 from common.kv.store.table import BlockName, StoreCounts, StoreTable
 
 FUTURE_S = 60.0

@@ -1,10 +1,13 @@
 """Copies between a store's arena and the engine's blocks, on the KV thread.
 
 Theory of operation: the engine's thread says what to save and what to load, and never waits for it.
-The KV thread makes one copy in each turn of its loop, loads first, so that handoffs go on in
-between. Before the engine overwrites blocks, its thread withdraws them: a save that has not begun
-is given up, and one in progress, a single block, is waited for. A load ends with its last block, or
-with the first that is damaged; the engine then computes the prompt itself.
+The KV thread begins one copy in each turn of its loop, loads first, so that handoffs go on in
+between. In host memory the copy is over in that turn. On a card it runs by itself, a few at a time,
+after the work of the engine that it is to follow. Before the engine overwrites blocks, its thread
+withdraws them: a save that has not begun is given up. One that is being begun, a single block, is
+waited for, and on a card the engine's next work is ordered after all that have begun. A load ends
+with its last block, or with the first that is damaged, when nothing is copied to its blocks any
+more; the engine then computes the prompt itself.
 
 A block goes to the disk in two steps: the KV thread copies it to a buffer, after all saves, and the
 disk's thread writes that. A block of a load comes the other way round. What the KV thread has no
@@ -17,88 +20,25 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
 from common.identity import AttemptKey
 from common.kv.checksum.definition import Bytes
 from common.kv.handoff.counters import HandoffCounters
+from common.kv.layout import Mark
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DISK_ANSWER_S, Disk, DiskPlace
 from common.kv.store.promotions import Promotions
 from common.kv.store.record import Record, Spill
-from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts, StoreTable
+from common.kv.store.results import StoreResults, StoreSize
+from common.kv.store.table import BlockCopy, Medium, StoreCounts, StoreTable
 from common.messages import KvHolder
 from common.telemetry.log import Logger
 
-
-@dataclass(frozen=True, slots=True)
-class StoreSize:
-    """What the store of one rank consists of."""
-
-    slots: int
-    """Blocks in memory."""
-    ttl_s: float
-    disk: DiskPlace | None = None
-
-    @property
-    def told(self) -> dict[str, int]:
-        """What others may pull, as in `KvListening`."""
-        below = self.disk.slots if self.disk is not None else 0
-        return {"pull_blocks": self.slots, "disk_blocks": below}
-
-
-@dataclass(slots=True)
-class StoreResults:
-    """What ended on one rank."""
-
-    written: list[int] = field(default_factory=list)
-    """Slots that hold their block now."""
-    dropped: list[int] = field(default_factory=list)
-    """Slots whose save was withdrawn."""
-    damaged: list[int] = field(default_factory=list)
-    """Slots that did not hold what a load wanted of them."""
-    loaded: list[str] = field(default_factory=list)
-    """Requests whose load has ended, of which `failed` are a part."""
-    failed: list[str] = field(default_factory=list)
-    spilled: list[int] = field(default_factory=list)
-    """Slots of the disk that hold their block now."""
-    unspilled: list[int] = field(default_factory=list)
-    """Slots of the disk to which their block was not written."""
-    disk_damaged: list[int] = field(default_factory=list)
-    """Slots of the disk that did not hold what a load wanted of them."""
-    disk_off: bool = False
-    """Whether the disk has failed, and is not used any more."""
-    dropped_ends: list[bytes] = field(default_factory=list)
-    """The ends of the hashes of blocks that an operator has dropped from memory."""
-    held: dict[str, int] = field(default_factory=dict)
-    """For pulls that failed, how many of their leading blocks the source had."""
-    holders: dict[AttemptKey, KvHolder | None] = field(default_factory=dict)
-    """Running streams whose blocks another holder than before is to have from now on, or nobody."""
-    used: list[BlockName] = field(default_factory=list)
-    """Blocks on the disk that other workers have got, in the order of their prompts."""
-
-    def joined(self, other: StoreResults) -> StoreResults:
-        """Those of two ranks."""
-        return StoreResults(
-            self.written + other.written,
-            self.dropped + other.dropped,
-            self.damaged + other.damaged,
-            self.loaded + other.loaded,
-            self.failed + other.failed,
-            self.spilled + other.spilled,
-            self.unspilled + other.unspilled,
-            self.disk_damaged + other.disk_damaged,
-            self.disk_off or other.disk_off,
-            self.dropped_ends + other.dropped_ends,
-            self.held | other.held,
-            self.holders | other.holders,
-            self.used + other.used,
-        )
-
-    def __bool__(self) -> bool:
-        return self != StoreResults()
+RUNNING_MAX = 8
+"""Copies between the arena and a card at one time. Handoffs wait for those before theirs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +47,13 @@ class _Load:
     #: Blocks that come out of the arena, and how many the disk has not answered.
     copies: deque[BlockCopy]
     awaited: int
+    #: After which its blocks may be written; None: now.
+    after: Mark | None
+    #: Copies to its blocks that have begun and have not ended.
+    running: int = 0
+    #: No more copies begin.
+    failed: bool = False
+    #: Its end is told.
     over: bool = False
     #: When the disk was asked, by the loop's clock.
     asked: float = 0.0
@@ -131,16 +78,18 @@ class StoreSide:
         self._counters = counters
         self._loop = loop
         self._on_ended = on_ended
-        #: Saves that have not begun, by the engine's block.
-        self._saves: dict[int, BlockCopy] = {}
+        #: Saves that have not begun, by the engine's block, and what each is to follow.
+        self._saves: dict[int, tuple[BlockCopy, Mark | None]] = {}
         self._spills: deque[Spill] = deque()
-        #: The block that is being saved.
+        #: The block of which a save is being begun.
         self._saving: int | None = None
         self._results = StoreResults()
-        #: Guards all of the above, for moments; told when a block is saved. A lock that is held
-        #: while a block is saved would not do: the next save could take it before who waits.
+        #: Guards all of the above, for moments; told when a save has begun. A lock that is held
+        #: meanwhile would not do: the next save could take it before who waits.
         self._guard = threading.Condition()
         self._loads: deque[_Load] = deque()
+        #: Copies out of the arena, or to it, that have not ended.
+        self._running = 0
         self._working = False
         self._asked = 0
         #: When the disk answered last, by the loop's clock.
@@ -154,28 +103,30 @@ class StoreSide:
         """Whether some results have not been drained."""
         return self._asked > 0
 
-    def save(self, copies: Sequence[BlockCopy]) -> None:
-        """These blocks hold their final KV."""
+    def save(self, copies: Sequence[BlockCopy], after: Mark | None = None) -> None:
+        """These blocks hold their final KV, once `after` has passed."""
         self._asked += len(copies)
         with self._guard:
-            self._saves.update((copy.block_id, copy) for copy in copies)
+            self._saves.update((copy.block_id, (copy, after)) for copy in copies)
         self._loop.call_soon_threadsafe(self._wake)
 
     def withdraw(self, block_ids: Collection[int]) -> None:
-        """The engine takes these blocks back. When this returns, none of them is read any more."""
+        """The engine takes these blocks back. When this returns, none of them is read any more, or,
+        on a card, none will be when what the caller gives to the card next begins."""
         with self._guard:
             for block_id in block_ids:
-                copy = self._saves.pop(block_id, None)
-                if copy is not None:
-                    self._results.dropped.append(copy.slot)
+                save = self._saves.pop(block_id, None)
+                if save is not None:
+                    self._results.dropped.append(save[0].slot)
             self._guard.wait_for(lambda: self._saving not in block_ids)
+        self._arena.order_after_copies()
 
-    def load(self, request_id: str, copies: Sequence[BlockCopy]) -> None:
-        """Fills blocks that are this request's alone."""
+    def load(self, request_id: str, copies: Sequence[BlockCopy], after: Mark | None = None) -> None:
+        """Fills blocks that are this request's alone, once `after` has passed."""
         self._asked += 1
         stored = deque(copy for copy in copies if copy.medium is Medium.RAM)
         on_disk = [copy for copy in copies if copy.medium is Medium.DISK]
-        load = _Load(request_id, stored, len(on_disk))
+        load = _Load(request_id, stored, len(on_disk), after)
         self._loop.call_soon_threadsafe(self._begin, load, on_disk)
 
     def spill(self, spills: Sequence[Spill], used: list[int], dropped: Sequence[int] = ()) -> None:
@@ -236,7 +187,7 @@ class StoreSide:
             self._disk.close()
 
     def _open(self, place: DiskPlace) -> Disk:
-        return Disk(place, self._arena.block_bytes, self._loop, self._on_disk_failed)
+        return Disk(place, self._arena, self._loop, self._on_disk_failed)
 
     def _wake(self) -> None:
         if not self._working:
@@ -244,7 +195,8 @@ class StoreSide:
             self._loop.call_soon(self._work)
 
     def _work(self) -> None:
-        if self._load_block() or self._save_block() or self._spill_block():
+        copies = self._running < RUNNING_MAX and (self._load_block() or self._save_block())
+        if copies or self._spill_block():
             self._loop.call_soon(self._work)
         else:
             self._working = False
@@ -256,35 +208,57 @@ class StoreSide:
             return False
         load = self._loads[0]
         copy = load.copies.popleft()
-        undamaged = self._arena.read(copy)
-        self._counters.store_read += undamaged
-        self._counters.store_damaged += not undamaged
-        self.on_read(copy.slot)
-        with self._guard:
-            if not undamaged:
-                self._results.damaged.append(copy.slot)
-            if not undamaged or not load.copies:
-                self._loads.popleft()
-        self._copied(load, undamaged=undamaged)
+        if not load.copies:
+            self._loads.popleft()
+        load.running += 1
+        self._running += 1
+        self._arena.read(copy, load.after, lambda whole: self._on_loaded(load, copy, whole=whole))
         return True
 
-    def _copied(self, load: _Load, *, undamaged: bool) -> None:
-        """One block of this load has ended."""
-        if undamaged and (load.copies or load.awaited):
+    def _on_loaded(self, load: _Load, copy: BlockCopy, *, whole: bool) -> None:
+        """A block came out of the arena. `whole`: undamaged."""
+        self._running -= 1
+        self._counters.store_read += whole
+        self._counters.store_damaged += not whole
+        self.on_read(copy.slot)
+        if not whole:
+            with self._guard:
+                self._results.damaged.append(copy.slot)
+        self._end_copy(load, whole=whole)
+        self._wake()
+
+    def _end_copy(self, load: _Load, *, whole: bool) -> None:
+        """A copy to its blocks has ended."""
+        load.running -= 1
+        if whole:
+            self._end_load(load)
+        else:
+            self._fail(load)
+
+    def _fail(self, load: _Load) -> None:
+        """Nothing of it is copied any more, but for what has begun."""
+        load.failed = True
+        load.copies.clear()
+        if load in self._loads:
+            self._loads.remove(load)
+        self._end_load(load)
+
+    def _end_load(self, load: _Load) -> None:
+        """Tells its end if it has come."""
+        waits = not load.failed and (load.copies or load.awaited)
+        if waits or load.running or load.over:
             return
         load.over = True
         with self._guard:
-            if not undamaged:
+            if load.failed:
                 self._results.failed.append(load.request_id)
-                if load in self._loads:
-                    self._loads.remove(load)
             self._results.loaded.append(load.request_id)
         self._on_ended()
 
     def _begin(self, load: _Load, on_disk: Sequence[BlockCopy]) -> None:
         """The disk is asked first: of a load that fails there nothing is copied."""
         self._read_disk(load, on_disk)
-        if load.copies and not load.over:
+        if load.copies:
             self._loads.append(load)
         self._wake()
 
@@ -302,53 +276,67 @@ class StoreSide:
             ) -> None:
                 self._answered = self._loop.time()
                 self._place(load, copy, buffer, record)
-                if buffer is not None:
-                    disk.give_back(buffer)
 
             disk.read(copy.slot, answered)
 
     def _check(self, load: _Load) -> None:
-        """Gives up a load whose disk hangs. Its blocks are not written to any more."""
-        if load.over:
+        """Gives up a load whose disk hangs. No more is copied to its blocks."""
+        if load.failed or load.over:
             return
         left = max(load.asked, self._answered) + DISK_ANSWER_S - self._loop.time()
         if left > 0:
             self._loop.call_later(left, self._check, load)
             return
         self._on_disk_failed(f"the disk of the store answers nothing for {DISK_ANSWER_S:.0f} s")
-        self._copied(load, undamaged=False)
+        self._fail(load)
 
     def _place(
         self, load: _Load, copy: BlockCopy, buffer: Bytes | None, record: Record | None
     ) -> None:
         """The disk has answered."""
+        disk = self._disk
+        assert disk is not None
         load.awaited -= 1
-        if load.over:
+        if buffer is None:
+            self._fail(load)
             return
-        undamaged = buffer is not None and self._arena.place(copy, buffer, record)
-        self._counters.store_disk_read += undamaged
-        assert self._disk is not None
-        self._counters.store_disk_bytes_per_s = round(self._disk.read_bytes_per_s)
-        if buffer is not None and not undamaged:
-            self._counters.store_disk_damaged += 1
-            with self._guard:
-                self._results.disk_damaged.append(copy.slot)
-        self._copied(load, undamaged=undamaged)
+        if load.failed:
+            disk.give_back(buffer)
+            return
+
+        def placed(whole: bool) -> None:
+            disk.give_back(buffer)
+            self._counters.store_disk_read += whole
+            self._counters.store_disk_bytes_per_s = round(disk.read_bytes_per_s)
+            if not whole:
+                self._counters.store_disk_damaged += 1
+                with self._guard:
+                    self._results.disk_damaged.append(copy.slot)
+            self._end_copy(load, whole=whole)
+
+        load.running += 1
+        self._arena.place(copy, buffer, record, load.after, placed)
 
     def _save_block(self) -> bool:
         """Returns False if there is nothing to save."""
         with self._guard:
             if not self._saves:
                 return False
-            copy = self._saves.pop(next(iter(self._saves)))
+            copy, after = self._saves.pop(next(iter(self._saves)))
             self._saving = copy.block_id
-        self._arena.write(copy)
+        self._running += 1
+        self._arena.write(copy, after, lambda: self._on_saved(copy))
         with self._guard:
             self._saving = None
-            self._results.written.append(copy.slot)
             self._guard.notify()
-        self._counters.store_written += 1
         return True
+
+    def _on_saved(self, copy: BlockCopy) -> None:
+        self._running -= 1
+        with self._guard:
+            self._results.written.append(copy.slot)
+        self._counters.store_written += 1
+        self._wake()
 
     def _spill_block(self) -> bool:
         """Returns False if there is nothing to spill, or no buffer for it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.bench.gpu import correctness, handoffs, kernels, raw, steps, timings
+from tests.bench.gpu import correctness, handoffs, kernels, raw, steps, store, timings
 from tests.bench.gpu.about import unusable
 from tests.bench.gpu.pair import CPU, CUDA, Part, run
 from tests.bench.gpu.report import Outcome, Results, markdown, read, text_table
@@ -27,6 +27,7 @@ PARTS = (
     Part("correctness", correctness.check, handoffs.serve, 70.0),
     Part("copies", kernels.copies, None, 30.0),
     Part("kernels", kernels.kernels, None, 45.0),
+    Part("store", store.store, None, 40.0),
     Part("raw", raw.receive, raw.send, 60.0),
     Part("throughput", timings.throughput, handoffs.serve, 50.0),
     Part("latency", timings.latency, handoffs.serve, 50.0),

@@ -112,11 +112,16 @@ class FilledMemory:
         self._delay()
         self._flat.fill_(BACKGROUND)
 
-    def wrong_bytes(self, block_ids: Sequence[int], seed: int) -> int:
+    def wrong_bytes(
+        self, block_ids: Sequence[int], seed: int, of: Sequence[int] | None = None
+    ) -> int:
         """Bytes of the whole allocation that are not as they are when these blocks hold the content
-        of this seed and nothing else was written."""
+        of this seed and nothing else was written. `of`: which of the blocks were; None: all."""
         expected = self._flat.new_full(self._flat.shape, BACKGROUND)
-        self._put(self._places.view(expected), block_ids, self._content(block_ids, seed))
+        filled, these = self._content(block_ids, seed), list(block_ids)
+        if of is not None:
+            filled, these = filled[:, list(of)], [these[at] for at in of]
+        self._put(self._places.view(expected), these, filled)
         return int((expected != self._flat).sum())
 
     def _delay(self) -> None:

@@ -34,6 +34,13 @@ def test_handoffs_arrive_byte_for_byte(tmp_path: Path) -> None:
     assert sum("withdrawn" in check.what for check in checks) == 2
 
 
+def test_a_store_keeps_what_it_was_given_byte_for_byte(tmp_path: Path) -> None:
+    part = over_host_memory("store", tmp_path / "gpu.json").parts["store"]
+    assert [check.passed for check in part.checks] == [True] * 4
+    assert [row.what for row in part.rows] == ["save", "load"]
+    assert all(row.value > 0 for row in part.rows)
+
+
 def test_handoffs_go_on_beside_the_steps_of_both_ends(tmp_path: Path) -> None:
     rows = over_host_memory("steps", tmp_path / "gpu.json").rows
     assert [row.unit for row in rows] == ["ms", "ms", "GB/s"] * 2

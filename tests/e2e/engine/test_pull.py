@@ -226,8 +226,8 @@ def test_kv_that_is_pulled_is_what_the_tokens_are_made_of(
 
     original = Arena.write
 
-    def damaging(self: Arena, copy: object) -> None:
-        original(self, copy)  # type: ignore[arg-type]
+    def damaging(self: Arena, *given: object) -> None:
+        original(self, *given)  # type: ignore[arg-type]
         self.bytes.view(np.float32)[:] += 0.5
 
     monkeypatch.setattr(Arena, "holds", believing)

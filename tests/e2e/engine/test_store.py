@@ -13,6 +13,7 @@ import pytest
 
 from common.config import Config
 from common.engine.port import EngineRequest
+from common.kv.layout import Mark
 from common.kv.store.arena import Arena
 from common.kv.store.table import BlockCopy
 from common.messages import KvCounts, Role
@@ -165,8 +166,10 @@ def test_damage_in_the_arena_is_found_and_computed_again(
     """Every third block that is stored has one bit flipped."""
     original, written = Arena.write, []
 
-    def flipping(self: Arena, copy: BlockCopy) -> None:
-        original(self, copy)
+    def flipping(
+        self: Arena, copy: BlockCopy, after: Mark | None, done: Callable[[], None]
+    ) -> None:
+        original(self, copy, after, done)
         written.append(copy)
         if len(written) % 3 == 0:
             self.bytes[copy.slot * BLOCK_BYTES + len(written) % BLOCK_BYTES] ^= 4
@@ -196,12 +199,13 @@ def test_damage_that_were_not_found_would_change_the_text(
     """The control of the tests above."""
     original = Arena.read
 
-    def believing(self: Arena, copy: BlockCopy) -> bool:
+    def believing(
+        self: Arena, copy: BlockCopy, after: Mark | None, done: Callable[[bool], None]
+    ) -> None:
         start = copy.slot * BLOCK_BYTES
         floats = self.bytes[start : start + BLOCK_BYTES].view(np.float32)
         floats[: len(floats) // 2] += 0.5
-        original(self, copy)
-        return True
+        original(self, copy, after, lambda whole: done(True))
 
     monkeypatch.setattr(Arena, "read", believing)
 

@@ -27,7 +27,7 @@ from common.kv.messages import KvDone, KvStatus
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.kv.staging.shared_segment import SharedSegment
-from common.kv.store.side import StoreSize
+from common.kv.store.results import StoreSize
 from common.kv.transport import ucx
 from common.messages import Ticket
 from tests.component.common.kv.no_executable_memory import forbid_executable_memory

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from common.config import KvConfig
+from common.config import KvConfig, StoreConfig
 from common.config.kv import KvPath
 from common.kv.device.memory import CopyQueues, DeviceMemory
 from common.kv.device.pages import CardPages
@@ -18,8 +18,10 @@ from common.kv.layout import Geometry
 from common.kv.messages import KvDone
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
+from common.kv.store.results import StoreSize
 from common.messages import Ticket
 from tests.component.common.kv.service_peer import CONFIG, drained, linked, wait_for
+from tests.component.common.kv.stored import STORE_SLOTS
 from tests.rigs import messages
 from tests.unit.common.kv.device.late_card import LateCard, LateMark
 
@@ -41,7 +43,8 @@ class Worker:
             CopyQueues(card, torch.from_numpy(self.base)), CardPages(GEOMETRY)
         )
         identity = WorkerIdentity(name, f"inc-{name}", "f")
-        self.service = KvService(identity, config, memory)
+        size = StoreSize(STORE_SLOTS, 300.0) if config.store.ram_mib else None
+        self.service = KvService(identity, config, memory, store=size)
         self.address = self.service.start()
 
     def blocks(self, ids: list[int]) -> np.ndarray:
@@ -93,9 +96,16 @@ class Pair:
     """P and D."""
 
     def __init__(
-        self, path: KvPath, *, transports: str, layer_groups: int, cards: list[LateCard]
+        self,
+        path: KvPath,
+        *,
+        transports: str,
+        layer_groups: int,
+        cards: list[LateCard],
+        store_mib: int,
     ) -> None:
-        """`transports`: empty: as `CONFIG` has them. `cards`: P's and D's."""
+        """`transports`: empty: as `CONFIG` has them. `cards`: P's and D's. `store_mib`: of the
+        store of each; 0: it has none."""
         config = msgspec.structs.replace(
             CONFIG,
             load_timeout_ms=PATIENT_S * 1000,
@@ -104,6 +114,7 @@ class Pair:
             device_staging_mib=8,
             path=path,
             layer_groups=layer_groups,
+            store=StoreConfig(ram_mib=store_mib),
         )
         self.p = Worker("p0", config, cards[0])
         self.d = Worker("d0", config, cards[1])
@@ -122,10 +133,12 @@ def pair(
     layer_groups: int = 1,
     card: LateCard | None = None,
     d_card: LateCard | None = None,
+    store_mib: int = 0,
 ) -> Iterator[Pair]:
-    """`card`: P's."""
+    """`card`: P's. `store_mib`: as in `Pair`."""
     cards = [card or LateCard(), d_card or LateCard()]
-    made = Pair(path, transports=transports, layer_groups=layer_groups, cards=cards)
+    rest = {"layer_groups": layer_groups, "store_mib": store_mib}
+    made = Pair(path, transports=transports, cards=cards, **rest)
     try:
         yield made
     finally:

@@ -14,7 +14,7 @@ from common.kv.layout import HostMemory
 from common.kv.messages import KvCopyAhead, KvDone
 from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
-from common.kv.store.side import StoreSize
+from common.kv.store.results import StoreSize
 from common.messages import KvHolder
 from tests.component.common.kv.offers.test_copies import KEY, LONG_S, SOURCE, STORING, hashes, names
 from tests.component.common.kv.service_peer import CONFIG, GEOMETRY, filled, remote, wait_for

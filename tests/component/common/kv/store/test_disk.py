@@ -23,8 +23,9 @@ from common.kv.store import side
 from common.kv.store.arena import Arena
 from common.kv.store.disk import DiskPlace
 from common.kv.store.record import Record, Spill
+from common.kv.store.results import StoreResults
 from common.kv.store.segments import Segments
-from common.kv.store.side import StoreResults, StoreSide
+from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts
 
 BLOCKS, PAGE = 32, 512

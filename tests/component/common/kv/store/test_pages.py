@@ -15,7 +15,7 @@ from common.kv.peers.channel import WorkerIdentity
 from common.kv.service import KvService
 from common.kv.store import arena as arenas
 from common.kv.store.pages import STEP_BYTES, populate
-from common.kv.store.side import StoreSize
+from common.kv.store.results import StoreSize
 from tests.component.common.kv.service_peer import CONFIG, GEOMETRY, filled
 from tests.component.common.kv.stored import STORE_SLOTS
 

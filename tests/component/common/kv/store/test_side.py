@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from common.kv.handoff.counters import HandoffCounters
-from common.kv.layout import Geometry, HostMemory
+from common.kv.layout import Geometry, HostMemory, Mark
 from common.kv.store.arena import Arena
-from common.kv.store.side import StoreResults, StoreSide
+from common.kv.store.results import StoreResults
+from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockCopy, BlockName
 
 BLOCKS, PAGE = 16, 512
@@ -30,13 +31,13 @@ class HeldArena(Arena):
         self.begun = threading.Semaphore(0)
         self.go = threading.Semaphore(0)
 
-    def write(self, copy: BlockCopy) -> None:
+    def write(self, copy: BlockCopy, after: Mark | None, done: Callable[[], None]) -> None:
         self._hold("write", copy)
-        super().write(copy)
+        super().write(copy, after, done)
 
-    def read(self, copy: BlockCopy) -> bool:
+    def read(self, copy: BlockCopy, after: Mark | None, done: Callable[[bool], None]) -> None:
         self._hold("read", copy)
-        return super().read(copy)
+        super().read(copy, after, done)
 
     def _hold(self, what: str, copy: BlockCopy) -> None:
         self.copies.append((what, copy.slot))

@@ -19,7 +19,7 @@ from common.engine.connector.metadata import (
 from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.store import StoreScheduler
 from common.kv.store.recency import owner_of
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.messages import KvHolder, KvSource
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes

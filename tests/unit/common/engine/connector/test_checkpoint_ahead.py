@@ -12,7 +12,7 @@ from common.engine.connector.metadata import Fetch, StepPlan, StoreLoad, StorePl
 from common.engine.connector.worker import WorkerHalf
 from common.errors import Code
 from common.kv.service import KvService
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockCopy, BlockName
 from tests.rigs.messages import ticket
 from tests.unit.common.engine.connector import test_scheduler as made

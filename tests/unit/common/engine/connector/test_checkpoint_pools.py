@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.engine.connector import checkpoint
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from tests.unit.common.engine.connector import test_scheduler as made
 from tests.unit.common.engine.connector.test_checkpoint import (
     HOLDER,

@@ -8,7 +8,7 @@ import pytest
 
 from common.engine.connector.loads_ahead import FREE_PARTS, LOAD_BYTES
 from common.engine.connector.metadata import AHEAD, StoreLoad
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockName
 from tests.unit.common.engine.connector import test_scheduler as made
 from tests.unit.common.engine.connector.test_store import BLOCK, Rig, saved

@@ -14,7 +14,7 @@ from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.store import StoreScheduler
 from common.engine.connector.store_setup import store_slots, why_no_store
 from common.kv.store.recency import owner_of
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import StoreTable
 from tests.unit.common.engine.connector import test_scheduler as made
 
@@ -402,7 +402,8 @@ def test_slots_are_what_the_memory_holds_on_all_ranks() -> None:
     ("change", "why"),
     [
         ({}, ""),
-        ({"device": "cuda"}, "accelerator"),
+        ({"device": "cuda"}, ""),
+        ({"device": "xpu"}, "KV on xpu"),
         ({"drafter_has_kv": False}, ""),
         ({"drafter_has_kv": True}, "drafter has KV of its own"),
         ({"caching": False}, "prefix caching"),

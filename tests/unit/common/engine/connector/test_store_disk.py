@@ -13,7 +13,7 @@ from common.engine.connector.scheduler import SchedulerHalf
 from common.engine.connector.store import StoreScheduler
 from common.kv.store.disk_plan import FUTURE_S, DiskStore, disk_slots, held_by_all
 from common.kv.store.record import Record, record_bytes
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockName, Medium, StoreTable
 from tests.unit.common.engine.connector import test_scheduler as made
 from tests.unit.common.engine.connector import test_store as memory_only

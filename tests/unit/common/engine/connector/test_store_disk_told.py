@@ -9,7 +9,7 @@ import pytest
 from common.kv.store import disk_plan
 from common.kv.store.disk import DISK_ANSWER_S
 from common.kv.store.record import Record
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockName
 from common.net.wire import pack_ids
 from common.prefix import prefix_hashes, split

@@ -20,7 +20,7 @@ from common.engine.connector.store import StoreScheduler
 from common.engine.connector.worker import WorkerHalf
 from common.identity import pull_key
 from common.kv.messages import KvDone
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.messages import KvReport, KvSource
 from tests.unit.common.engine.connector import test_scheduler as made
 from tests.unit.common.engine.connector.test_store import BACKLOG, BLOCK, Rig
@@ -164,7 +164,7 @@ class FakeService:
         self.ended: list[KvDone] = []
         self.waited = 0
 
-    def pull(self, *args: object, again: bool) -> None:
+    def pull(self, *args: object, again: bool, after: object) -> None:
         self.pulled.append((*args, again))
 
     def drain(self) -> list[KvDone]:

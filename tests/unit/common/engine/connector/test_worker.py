@@ -15,6 +15,7 @@ from common.engine.connector.metadata import (
     StoreLoad,
     StoreOffer,
     StorePlan,
+    StorePull,
 )
 from common.engine.connector.worker import LayerProgress, WorkerHalf
 from common.errors import Code
@@ -23,9 +24,9 @@ from common.kv.layout import Mark
 from common.kv.messages import KvDone
 from common.kv.service import KvService
 from common.kv.store.record import Spill
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockCopy, BlockName, StoreCounts
-from common.messages import KvHolder, KvReport, Ticket
+from common.messages import KvHolder, KvReport, KvSource, Ticket
 from tests.rigs.messages import ticket
 
 KEY = ("r", 0)
@@ -38,17 +39,20 @@ class FakeStore:
 
     def __init__(self, calls: list[tuple[object, ...]]) -> None:
         self._calls = calls
+        self.afters: list[object] = []
         self.results = StoreResults()
         self.busy = False
 
     def withdraw(self, ids: Sequence[int]) -> None:
         self._calls.append(("store.withdraw", list(ids)))
 
-    def save(self, copies: Sequence[BlockCopy]) -> None:
+    def save(self, copies: Sequence[BlockCopy], after: object) -> None:
         self._calls.append(("store.save", list(copies)))
+        self.afters.append(after)
 
-    def load(self, request_id: str, copies: Sequence[BlockCopy]) -> None:
+    def load(self, request_id: str, copies: Sequence[BlockCopy], after: object) -> None:
         self._calls.append(("store.load", request_id, list(copies)))
+        self.afters.append(after)
 
     def spill(self, spills: Sequence[Spill], used: list[int], dropped: list[int]) -> None:
         self._calls.append(("store.spill", list(spills), used, dropped))
@@ -101,6 +105,9 @@ class FakeService:
 
     def fetch(self, wanted: Ticket, first: int, ids: Sequence[int], after: object) -> None:
         self.calls.append(("fetch", first, list(ids)))
+        self.afters.append(after)
+
+    def pull(self, *_: object, again: bool, after: object) -> None:
         self.afters.append(after)
 
     def keep(self, key: AttemptKey, ids: Sequence[int], after: object) -> None:
@@ -283,6 +290,31 @@ def test_the_store_withdraws_before_the_forward_pass_and_saves_after_it(
         ("store.spill", spills, [3], [4]),
         ("progress", [3], 1, False),
     ]
+
+
+def test_what_the_store_copies_follows_the_work_that_was_given_to_the_card_before(
+    service: FakeService,
+) -> None:
+    """Also in a step in which nothing else is reported."""
+    store = service.store = FakeStore(service.calls)
+    given: list[Mark] = []
+
+    def mark() -> Mark:
+        given.append(cast("Mark", object()))
+        return given[-1]
+
+    worker = WorkerHalf(cast("KvService", service), mark, None)
+    load = StoreLoad("other", [copy(3, 9)])
+    source = KvSource(name="p0", incarnation="i", fingerprint="f", kv_address="h:1", tokens=0)
+    pull = StorePull("p#0", source, b"h", [4])
+    worker.load(StepPlan(store=StorePlan(loads=[load])))
+    worker.load(StepPlan(store=StorePlan(pulls=[pull])))
+    worker.computed(StepPlan(store=StorePlan(saves=[copy(1, 7)])))
+    assert store.afters == [given[0], given[2]]
+    assert service.afters == [given[1]]
+    worker.load(StepPlan(store=StorePlan()))
+    worker.computed(StepPlan(store=StorePlan()))
+    assert len(given) == 3, "a mark is made where something follows it"
 
 
 def test_what_another_holder_gets_is_told_after_the_step(service: FakeService) -> None:

@@ -25,6 +25,7 @@ from common.kv.store.arena import Arena
 from common.kv.store.table import BlockCopy, BlockName, StoreTable
 from common.messages import KvReport, KvSource, Ticket
 from common.net.wire import encode
+from tests.rigs import arenas
 from tests.unit.common.kv.sides.test_send import Bench, Peer
 
 SLOTS = 64
@@ -68,7 +69,7 @@ class Holder(Bench):
         name = BlockName(0, hashes(number))
         slot = self.table.begin_write(name)
         assert slot is not None
-        self.arena.write(BlockCopy(slot, number % 8, name))
+        arenas.write(self.arena, BlockCopy(slot, number % 8, name))
         self.table.end_write(slot, 0.0, whole=True)
 
     def ask(self, wanted: bytes, request_id: str = "r", total: int = 0, secret: str = "") -> None:

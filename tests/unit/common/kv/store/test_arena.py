@@ -8,6 +8,7 @@ import pytest
 from common.kv.layout import Geometry, HostMemory
 from common.kv.store.arena import Arena
 from common.kv.store.table import BlockCopy, BlockName
+from tests.rigs import arenas
 
 LAYERS, BLOCKS, PAGE = 3, 6, 512
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
@@ -31,10 +32,10 @@ def pages(memory: HostMemory, block: int) -> list[bytes]:
 
 def test_a_block_comes_back_into_another_one(memory: HostMemory, arena: Arena) -> None:
     before = pages(memory, 4)
-    arena.write(BlockCopy(0, 5, NAME._replace(block_hash=b"b" * 32)))
-    arena.write(BlockCopy(1, 4, NAME))
+    arenas.write(arena, BlockCopy(0, 5, NAME._replace(block_hash=b"b" * 32)))
+    arenas.write(arena, BlockCopy(1, 4, NAME))
     others = [pages(memory, block) for block in (0, 1, 3, 5)]
-    assert arena.read(BlockCopy(1, 2, NAME))
+    assert arenas.read(arena, BlockCopy(1, 2, NAME))
     assert pages(memory, 2) == before
     assert [pages(memory, block) for block in (0, 1, 3, 5)] == others
     assert arena.bytes.nbytes == 2 * LAYERS * PAGE
@@ -42,14 +43,14 @@ def test_a_block_comes_back_into_another_one(memory: HostMemory, arena: Arena) -
 
 @pytest.mark.parametrize("byte", [0, PAGE, LAYERS * PAGE - 1])
 def test_a_flipped_bit_is_found(arena: Arena, byte: int) -> None:
-    arena.write(BlockCopy(1, 4, NAME))
+    arenas.write(arena, BlockCopy(1, 4, NAME))
     arena.bytes[LAYERS * PAGE + byte] ^= 1
-    assert not arena.read(BlockCopy(1, 2, NAME))
+    assert not arenas.read(arena, BlockCopy(1, 2, NAME))
 
 
 def test_a_slot_that_holds_another_block_or_none_is_found(arena: Arena) -> None:
-    assert not arena.read(BlockCopy(0, 2, NAME))
-    arena.write(BlockCopy(0, 4, NAME))
-    assert not arena.read(BlockCopy(0, 2, BlockName(0, b"b" * 32)))
-    assert not arena.read(BlockCopy(0, 2, BlockName(1, NAME.block_hash)))
-    assert arena.read(BlockCopy(0, 2, NAME))
+    assert not arenas.read(arena, BlockCopy(0, 2, NAME))
+    arenas.write(arena, BlockCopy(0, 4, NAME))
+    assert not arenas.read(arena, BlockCopy(0, 2, BlockName(0, b"b" * 32)))
+    assert not arenas.read(arena, BlockCopy(0, 2, BlockName(1, NAME.block_hash)))
+    assert arenas.read(arena, BlockCopy(0, 2, NAME))

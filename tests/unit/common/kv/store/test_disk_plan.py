@@ -11,7 +11,7 @@ from common.kv.store.disk import DISK_ANSWER_S
 from common.kv.store.disk_plan import FUTURE_S, DiskStore
 from common.kv.store.recency import OWNER_BYTES
 from common.kv.store.record import Record
-from common.kv.store.side import StoreResults
+from common.kv.store.results import StoreResults
 from common.kv.store.table import BlockName, StoreTable
 
 TTL = 300.0

@@ -27,6 +27,7 @@ from common.kv.store.record import (
 )
 from common.kv.store.segments import Segments
 from common.kv.store.table import BlockCopy, BlockName, Medium
+from tests.rigs import arenas
 
 LAYERS, BLOCKS, PAGE = 2, 16, 1024
 GEOMETRY = Geometry(LAYERS, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
@@ -54,7 +55,7 @@ class Rig:
     def put(self, slot: int, block: int, *, used_at: float = 1.0) -> BlockName:
         """Writes this block of the engine to this slot by way of the arena."""
         name = BlockName(0, bytes([block]) * 32)
-        self.arena.write(BlockCopy(slot, block, name))
+        arenas.write(self.arena, BlockCopy(slot, block, name))
         data = np.empty(GEOMETRY.block_bytes, np.uint8)
         digest = self.arena.copy_out(slot, name, data)
         assert digest is not None
@@ -66,7 +67,7 @@ class Rig:
         data = np.empty(GEOMETRY.block_bytes, np.uint8)
         record = self.segments.read(slot, data)
         copy = BlockCopy(slot, BLOCKS - 1, name, Medium.DISK)
-        return self.block(BLOCKS - 1) if self.arena.place(copy, data, record) else None
+        return self.block(BLOCKS - 1) if arenas.place(self.arena, copy, data, record) else None
 
     def block(self, number: int) -> bytes:
         return b"".join(self.memory.page(layer, number).tobytes() for layer in range(LAYERS))

@@ -83,8 +83,8 @@ class Arena:
 
     def read(self, copy: BlockCopy, after: Mark | None, done: Callable[[bool], None]) -> None:
         """Copies the slot to the engine's block, which may be written once `after` has passed.
-        `done` is called as by `write`: with False if the slot does not hold this block undamaged;
-        the engine's block must not be used then."""
+        `done` is called once: before this returns, or, on a card, later; with False if the slot
+        does not hold this block undamaged, and the engine's block must not be used then."""
         digest = self._digests.get(copy.slot)
         self._scatter(copy, self._at(copy.slot), digest, after, done)
 

@@ -172,12 +172,15 @@ def test_nothing_is_copied_for_a_load_that_has_ended(rig: Rig, tmp_path: Path) -
     file = os.open(path, os.O_RDWR)
     os.pwrite(file, bytes(4096), 4096)
     os.close(file)
-    before = rig.page(9)
+    disk, before = rig.side._disk, rig.page(9)
+    assert disk is not None
+    buffers = len(disk._read_buffers)
     rig.side.load("bad", [on_disk(1, 8), on_disk(2, 9)])
     assert rig.results() == StoreResults(loaded=["bad"], failed=["bad"], disk_damaged=[1])
     rig.side.load("next", [on_disk(2, 10)])
     assert rig.results().loaded == ["next"]
     assert rig.page(9) == before
+    assert len(disk._read_buffers) == buffers, "that of the second block, too, was given back"
 
 
 def test_a_load_that_fails_takes_nothing_more_from_memory(

@@ -29,8 +29,8 @@ class MoveWatch:
     def __init__(self, router: RouterProcess, tables: Tables) -> None:
         self._router = router
         self._tables = tables
-        #: When each request was last told to move.
-        self._told: dict[str, float] = {}
+        #: Which attempt of each request was last told to move, and when.
+        self._told: dict[str, tuple[int, float]] = {}
         #: When each request was last parked.
         self._parks: dict[str, float] = {}
         #: The orders that were given, by attempt.
@@ -89,13 +89,23 @@ class MoveWatch:
             self._violate(f"moves {key}, whose KV does not move")
         if not self._takers(attempt, sends):
             self._violate(f"moves {key}, for which nobody has room")
-        last = self._told.get(request_id)
+        number, last = self._told.get(request_id, (0, -moves.COOLDOWN_SECONDS))
         room = order is not None and order.reason is MoveReason.ROOM
-        if last is not None and room and self._now - last < moves.COOLDOWN_SECONDS:
+        recent = self._now - last < moves.COOLDOWN_SECONDS
+        if room and recent and self._has_left(request_id, number):
             self._violate(f"moves {key} again after {self._now - last:.1f} s to make room")
-        self._told[request_id] = self._now
+        self._told[request_id] = key[1], self._now
         if order is not None:
             self._orders[key] = order
+
+    def _has_left(self, request_id: str, number: int) -> bool:
+        """Whether this attempt, which was told to leave, did. One that was lost or cancelled before
+        it could has not moved."""
+        tables, after = self._tables, (request_id, number + 1)
+        row = tables.history.find((request_id, number))
+        next_one = tables.attempts.get(after) or tables.history.find(after)
+        came = next_one is not None and bool(next_one.moved_from)
+        return row is None or row.outcome == Code.MOVED or came
 
     def _evicted(self, worker: str, sends: list[Send]) -> None:
         """The first order drops only what cannot move."""

@@ -224,9 +224,10 @@ async def test_one_that_cannot_be_started_is_told_of_three_times(
     monkeypatch.setattr(fork_client, "PAUSE_SECONDS", 0.001)
     async with supervisor(tmp_path, ("/no/such/program",)) as up:
         assert await up.fork("tell") is None
+        await until(lambda: len(up.said) == fork_client.FAILURES_MAX)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await until(lambda: len(up.said) > fork_client.FAILURES_MAX)
+                await until(lambda: up.server.is_importing)  # for a fourth time
     assert len(up.said) == fork_client.FAILURES_MAX
     assert up.said[0].startswith("cannot be started: No such file")
 

@@ -19,7 +19,7 @@ from tests.rigs.fleet import Fleet, fleet, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
-STREAMS = 6
+STREAMS = 8
 TOKENS = 800
 CONTEXT = 1_500
 REASON = {"drain": "drain", "stop": "stop", "move": "operator", "evict": "evict"}
@@ -28,7 +28,7 @@ PROMPT = max(prompts(14), key=len)
 AT_ONCE = {"BATON_KV__KEEP_MS": "30000"}
 """Even a machine that stands still for seconds loses no KV."""
 DRAFTS = {"BATON_SPECULATION__METHOD": "ngram", "BATON_SPECULATION__NGRAM_MIN": "1"}
-AHEAD = {**AT_ONCE, "BATON_KV__STORE__RAM_MIB": "64", "BATON_KV__COPY_AHEAD_MS": "30000"}
+AHEAD = {**AT_ONCE, "BATON_KV__STORE__RAM_MIB": "128", "BATON_KV__COPY_AHEAD_MS": "30000"}
 
 
 @dataclass

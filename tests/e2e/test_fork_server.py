@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -58,8 +58,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def fork_server(running: Fleet) -> psutil.Process | None:
     for child in psutil.Process(running.process.pid).children():
-        if child.cmdline()[-1:] == ["services.fork_server"]:
-            return child
+        with suppress(psutil.NoSuchProcess):  # it has just died
+            if child.cmdline()[-1:] == ["services.fork_server"]:
+                return child
     return None
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -102,12 +102,13 @@ class Fleet:
         return self.process.wait(STOP_SECONDS)
 
     def children(self) -> dict[str, psutil.Process]:
-        """The daemons by name."""
+        """The daemons by name, without one that has just ended."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            command = child.cmdline()
-            if "--name" in command:
-                found[command[command.index("--name") + 1]] = child
+            with suppress(psutil.NoSuchProcess):
+                command = child.cmdline()
+                if "--name" in command:
+                    found[command[command.index("--name") + 1]] = child
         return found
 
     def ctl(self, *arguments: str) -> Any:

@@ -100,6 +100,18 @@ def test_prompts_go_to_the_dear_kind_and_streams_to_the_cheap_one() -> None:
     assert all(line.split is not None and line.replicated is not None for line in lines)
 
 
+def test_many_cheap_workers_may_take_the_place_of_a_few_dear_ones() -> None:
+    """With one kind, a disaggregated fleet of so many more workers would not be looked for."""
+    slow = tuple((at, 2.5 * ms) for at, ms in GPU.decode_curve)
+    few = replace(CPU, max_num_seqs=2, decode_curve=slow)
+    load = TargetLoad(steady(8, 900, 40).arrivals, LOAD.slo)
+    found = search.search([Kind(GPU, "gpu", 4.0), Kind(few, "cpu", 0.1)], load, 0.95, 8, quiet)
+    assert found.replicated is not None
+    assert found.split is not None
+    assert found.split.shape.workers > found.replicated.shape.workers + search.BEYOND
+    assert search.choose(found) == found.split
+
+
 def test_a_plan_asks_of_each_role_what_its_kind_can_do() -> None:
     tiny = replace(
         GPU,

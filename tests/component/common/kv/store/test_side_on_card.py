@@ -170,7 +170,8 @@ def test_few_copies_run_at_once_and_the_others_are_withdrawn_at_once() -> None:
 
 
 class Gate:
-    """A card on whose streams the copy of this number waits for `go`."""
+    """A card on whose streams the copy of this number waits for `go`. Nothing can be put on them
+    meanwhile."""
 
     def __init__(self, number: int) -> None:
         self.go, gate = threading.Event(), self
@@ -203,7 +204,10 @@ def test_a_damaged_load_ends_when_nothing_writes_to_its_blocks_any_more() -> Non
     with running(gate.card) as rig:
         rig.saved(*(copy(at, at) for at in range(12)))
         rig.arena.bytes[7] ^= 1
+        rig.card.hold()
         rig.side.load("r", [copy(at, 20 + at) for at in range(12)])
+        wait_for(lambda: rig.running() == RUNNING_MAX, WAIT_S)
+        rig.card.let_go()
         told = StoreResults()
         while not told.damaged:
             assert rig.ended.acquire(timeout=WAIT_S)

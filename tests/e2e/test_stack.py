@@ -120,7 +120,9 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
         in_caches = attempt["cached_tokens"]
         assert in_caches["decode"] == len(prompt) - 1, "decode computed more than the last token"
         kv = attempt["kv"]
-        assert kv["payload_bytes"] == token_bytes * BLOCK * kv["blocks"]
+        more = kv["payload_bytes"] - token_bytes * BLOCK * kv["blocks"]
+        assert more == 0 or (more > 0 and kv["retries"] > 0), "bytes that were not asked for again"
+        assert kv["digest_mismatches"] == 0
         needed = -(-(len(prompt) - 1) // BLOCK)
         if prompt[: 3 * BLOCK] == SHARED:
             assert kv["blocks"] in range(max(0, needed - 3), needed + 1)

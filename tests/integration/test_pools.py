@@ -18,8 +18,9 @@ FOUND = "pool worker s0 was lost: its connection closed"
 
 
 def row(running: Fleet) -> dict[str, Any]:
+    """Of the pool; one without a state until the router knows it."""
     rows = {worker["name"]: worker for worker in running.ctl("workers", "pool")}
-    found: dict[str, Any] = rows["s0"]
+    found: dict[str, Any] = rows.get("s0", {"state": ""})
     return found
 
 

@@ -1,11 +1,18 @@
-"""Copies between an arena and an engine's memory in the host, which are over at once."""
+"""Copies between an arena and an engine's memory: in the host, where they are over at once, and
+those of a store's side on a thread of its own."""
 
 from __future__ import annotations
+
+import threading
 
 from common.kv.checksum.definition import Bytes
 from common.kv.store.arena import Arena
 from common.kv.store.record import Record
+from common.kv.store.results import StoreResults
+from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockCopy
+
+WAIT_S = 30.0
 
 
 def write(arena: Arena, copy: BlockCopy) -> None:
@@ -29,3 +36,13 @@ def place(arena: Arena, copy: BlockCopy, data: Bytes, record: Record | None) -> 
     arena.place(copy, data, record, None, told.append)
     (whole,) = told
     return whole
+
+
+def all_results(side: StoreSide, ended: threading.Semaphore) -> StoreResults:
+    """All that ends, once nothing is left to do. `ended`: released each time the side says that
+    something has."""
+    total = StoreResults()
+    while side.busy:
+        assert ended.acquire(timeout=WAIT_S)
+        total = total.joined(side.drain())
+    return total

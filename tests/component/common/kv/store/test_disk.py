@@ -27,6 +27,7 @@ from common.kv.store.results import StoreResults
 from common.kv.store.segments import Segments
 from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockCopy, BlockName, Medium, StoreCounts
+from tests.rigs.arenas import all_results
 
 BLOCKS, PAGE = 32, 512
 GEOMETRY = Geometry(2, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
@@ -47,12 +48,7 @@ class Rig:
         self.side = StoreSide(self.arena, self.counters, loop, self.ended.release, place)
 
     def results(self) -> StoreResults:
-        """All that ends, once nothing is left to do."""
-        total = StoreResults()
-        while self.side.busy:
-            assert self.ended.acquire(timeout=WAIT_S)
-            total = total.joined(self.side.drain())
-        return total
+        return all_results(self.side, self.ended)
 
     def put(self, *numbers: int) -> StoreResults:
         """The engine's blocks of these numbers go to the arena, and from there to the disk, in

@@ -16,6 +16,7 @@ from common.kv.store.arena import Arena
 from common.kv.store.results import StoreResults
 from common.kv.store.side import StoreSide
 from common.kv.store.table import BlockCopy, BlockName
+from tests.rigs.arenas import all_results
 
 BLOCKS, PAGE = 16, 512
 GEOMETRY = Geometry(2, BLOCKS, PAGE, BLOCKS * PAGE, PAGE)
@@ -60,12 +61,7 @@ class Rig:
         self.arena.go.release(copies)
 
     def results(self) -> StoreResults:
-        """All that ends, once nothing is left to do."""
-        total = StoreResults()
-        while self.side.busy:
-            assert self.ended.acquire(timeout=WAIT_S)
-            total = total.joined(self.side.drain())
-        return total
+        return all_results(self.side, self.ended)
 
 
 @contextmanager

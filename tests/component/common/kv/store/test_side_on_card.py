@@ -27,6 +27,7 @@ from common.kv.store.results import StoreResults
 from common.kv.store.side import RUNNING_MAX, StoreSide
 from common.kv.store.table import BlockCopy, BlockName, Medium
 from tests.component.common.kv.service_peer import wait_for
+from tests.rigs.arenas import all_results
 from tests.unit.common.kv.device.late_card import LateCard, LateMark, LateStream
 
 LAYERS, BLOCKS, PAGE = 3, 40, 512
@@ -72,12 +73,7 @@ class Rig:
         return self.card.mark()
 
     def results(self) -> StoreResults:
-        """All that ends, once nothing is left to do."""
-        total = StoreResults()
-        while self.side.busy:
-            assert self.ended.acquire(timeout=WAIT_S)
-            total = total.joined(self.side.drain())
-        return total
+        return all_results(self.side, self.ended)
 
     def saved(self, *copies: BlockCopy) -> None:
         self.side.save(copies)

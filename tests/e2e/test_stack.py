@@ -32,6 +32,9 @@ COUNT = 200
 MAX_TOKENS = 12
 SHARED = shared_prefix()
 CONCURRENCY = 8
+PATIENT = {"BATON_KV__ANSWER_MS": "30000"}
+"""A machine that stands still for a second loses no connection, and no handoff is asked for
+again."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def plain(texts: list[list[int]]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def vllm_fleet(plain: list[list[int]]) -> Iterator[Fleet]:
     assert plain
-    with fleet() as running:
+    with fleet(env=PATIENT) as running:
         yield running.wait_ready()
 
 
@@ -120,9 +123,7 @@ def test_two_hundred_prompts_equal_one_plain_engine_and_their_kv_moved(
         in_caches = attempt["cached_tokens"]
         assert in_caches["decode"] == len(prompt) - 1, "decode computed more than the last token"
         kv = attempt["kv"]
-        more = kv["payload_bytes"] - token_bytes * BLOCK * kv["blocks"]
-        assert more == 0 or (more > 0 and kv["retries"] > 0), "bytes that were not asked for again"
-        assert kv["digest_mismatches"] == 0
+        assert kv["payload_bytes"] == token_bytes * BLOCK * kv["blocks"]
         needed = -(-(len(prompt) - 1) // BLOCK)
         if prompt[: 3 * BLOCK] == SHARED:
             assert kv["blocks"] in range(max(0, needed - 3), needed + 1)
